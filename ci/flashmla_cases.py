@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.config.attention import DTYPE_NAMES
 from paged_mla_optimized.drop_in import flash_mla
 from paged_mla_optimized.planning.families import Demand, serving_variant
 

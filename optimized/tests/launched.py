@@ -10,15 +10,15 @@ from unittest import mock
 
 import torch
 
-from paged_mla_optimized import core, prefill
-from paged_mla_optimized.config import MASKS, TORCH_DTYPES, MlaConfig
-from paged_mla_optimized.launchers.merge_tiles import MergeTiles
-from paged_mla_optimized.launchers.parts import Part
+from paged_mla_optimized.api import core, prefill
+from paged_mla_optimized.config.attention import MASKS, TORCH_DTYPES, MlaConfig
+from paged_mla_optimized.operations.merge.tiles import MergeTiles
+from paged_mla_optimized.operations.prefill.key_chunks import Part
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import DeviceFacts
+from paged_mla_optimized.runtime.kernel_spec import SHORT
 from paged_mla_optimized.runtime.launch import Launcher
-from paged_mla_optimized.runtime.spec import SHORT
 from paged_mla_optimized.tools.aot_axes import shape
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE

@@ -10,7 +10,7 @@ import torch
 
 from paged_mla_optimized import MlaConfig, PagedMla
 from paged_mla_optimized.planning.families import AttendVariant
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 R, P = 32, 16
 TILES = AttendVariant(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from mla_step import P, R, Step, assert_close, build, dense
 
 from paged_mla_optimized.parallel import ContextParallelMla
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 BLOCK_SIZE = 16  # of a rank
 _PATIENCE = timedelta(seconds=60)

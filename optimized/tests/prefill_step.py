@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from paged_mla_optimized.prefill import Prefill
-from paged_mla_optimized.prefill_config import PrefillConfig
+from paged_mla_optimized.api.prefill import Prefill
+from paged_mla_optimized.config.prefill import PrefillConfig
 
 NOPE, ROPE, V = 32, 16, 32
 Lens = tuple[tuple[int, int], ...]  # (keys, queries) of each row

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from compiled_mode import run
 
-from paged_mla_optimized.planning.families import SHARED_MEMORY
+from paged_mla_optimized.config.architectures import SHARED_MEMORY
 
 LAUNCHED = Path(__file__).with_name("launched.py")
 KERNELS = {

@@ -3,7 +3,7 @@ import torch
 from mla_step import P, R, build
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.launchers.rotary import rope_tables
+from paged_mla_optimized.operations.queries.rope_tables import rope_tables
 from paged_mla_shared.problem import Rope, RopePairing
 
 

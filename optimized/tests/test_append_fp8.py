@@ -6,8 +6,8 @@ from fp8_step import NAMES, as_rows, empty_cache, scales_of
 from mla_step import P, R, config
 
 from paged_mla_optimized import LatentCache, PagedMla
-from paged_mla_optimized.launchers.rotary import rope_tables
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.operations.queries.rope_tables import rope_tables
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 I32 = torch.int32

@@ -6,8 +6,8 @@ from fp8_step import codes, empty_cache, scale_of, values
 from mla_step import P, R, config
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.launchers import append
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.operations.append import launch as append
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 I32 = torch.int32

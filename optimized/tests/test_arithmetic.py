@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paged_mla_optimized.planning.families import SHARED_MEMORY
+from paged_mla_optimized.config.architectures import SHARED_MEMORY
 from paged_mla_optimized.tools import aot
 from paged_mla_optimized.tools.arithmetic import ALLOWED, arithmetic_of, main, table, unlisted
 

@@ -8,7 +8,7 @@ from fp8_step import LAYER_SCALE, NAMES, build_fp8, slots_of, values_of
 from mla_step import R, assert_close, dense
 
 from paged_mla_optimized import LatentCache, PagedMla
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 ROWS = {
     "decode": ((1, 1), (16, 1), (33, 1), (70, 1)),

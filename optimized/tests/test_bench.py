@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paged_mla_optimized.cache import LatentCache, empty_cache
+from paged_mla_optimized.tensors.latent_cache import LatentCache, empty_cache
 from paged_mla_optimized.tools.bench import (
     accuracy,
     append,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from paged_mla_optimized import MlaConfig
-from paged_mla_optimized.cache import empty_cache
 from paged_mla_optimized.commands import bench, timing
 from paged_mla_optimized.commands.timing import Step, Timed
+from paged_mla_optimized.tensors.latent_cache import empty_cache
 
 SMALL = ("--dims", "small", "--cache-format", "fp16", "--rows", "2", "--seq-len", "70")
 GIB = 1 << 30

@@ -10,9 +10,9 @@ from fp8_step import NAMES, empty_cache
 from mla_step import P, R, Step, assert_close, build, config, dense
 
 from paged_mla_optimized import DraftSteps, PagedMla, Prefill, RequestMap
-from paged_mla_optimized.launchers.shard import Shard
-from paged_mla_optimized.prefill_config import PrefillConfig
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.config.prefill import PrefillConfig
+from paged_mla_optimized.operations.shard.launch import Shard
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 I32 = torch.int32

@@ -10,9 +10,9 @@ from mla_step import P, R, build, config
 
 from paged_mla_optimized import DraftSteps, LatentCache, PagedMla
 from paged_mla_optimized.backend.memory import Memory
-from paged_mla_optimized.cache import as_cache, tensors_of
-from paged_mla_optimized.cache import empty_cache as zeros_of
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.latent_cache import as_cache, tensors_of
+from paged_mla_optimized.tensors.latent_cache import empty_cache as zeros_of
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.poison import poisoned_image

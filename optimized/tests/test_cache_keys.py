@@ -13,7 +13,7 @@ NAME_THEM = """
 import importlib, json, pkgutil, sys
 import paged_mla_optimized.kernels as package
 from paged_mla_optimized.runtime.launch import Launcher
-from paged_mla_optimized.runtime.spec import KernelSpec
+from paged_mla_optimized.runtime.kernel_spec import KernelSpec
 found = pkgutil.walk_packages(package.__path__, package.__name__ + ".")
 modules = [importlib.import_module(module.name) for module in found]
 functions = [value for module in modules for value in vars(module).values() if hasattr(value, "fn")]

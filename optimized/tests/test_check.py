@@ -7,9 +7,9 @@ from mla_step import build, config, of_fields
 from test_scales import lose
 
 from paged_mla_optimized import DraftSteps, ExtendWindow, LayerConfig, MlaLayer, PagedMla
-from paged_mla_optimized.inspect.blocks import Paging
 from paged_mla_optimized.parallel import ContextParallelMla, local_len
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
+from paged_mla_optimized.tensors.values.blocks import Paging
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32

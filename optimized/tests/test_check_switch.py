@@ -26,7 +26,7 @@ from paged_mla_optimized.engines.sglang.rows import Rows
 from paged_mla_optimized.engines.vllm.decode import Decode, FixedLengths, Step
 from paged_mla_optimized.parallel import ContextParallelMla
 from paged_mla_optimized.runtime import check_switch
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 ROWS = ((20, 3), (33, 1))

@@ -7,10 +7,11 @@ import pytest
 import torch
 from mla_step import P, R, assert_close, build, config, dense, of_fields
 
-from paged_mla_optimized import LatentCache, LayerConfig, MlaLayer, PagedMla, Prefill, core
+from paged_mla_optimized import LatentCache, LayerConfig, MlaLayer, PagedMla, Prefill
+from paged_mla_optimized.api import core
 from paged_mla_optimized.parallel import ContextParallelMla
 from paged_mla_optimized.runtime import device
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
 

@@ -9,7 +9,7 @@ from mla_step import assert_close, build, config, dense
 from paged_mla_optimized import MlaConfig, PagedMla
 from paged_mla_optimized.planning.choice import demand_of, step_query_len
 from paged_mla_optimized.planning.families import FEW, TILE, AttendVariant, serving_variant
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 README_SIZED = MlaConfig(

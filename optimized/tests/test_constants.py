@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from paged_mla_optimized import MlaConfig
-from paged_mla_optimized.launchers.combine import combine_spec
-from paged_mla_optimized.launchers.hopper import hopper_spec
-from paged_mla_optimized.launchers.portable import attend_spec
+from paged_mla_optimized.operations.attend.combine import combine_spec
+from paged_mla_optimized.operations.attend.hopper import hopper_spec
+from paged_mla_optimized.operations.attend.portable import attend_spec
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import serving_variant
 

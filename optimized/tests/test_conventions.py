@@ -7,7 +7,7 @@ import torch
 from mla_step import P, R, assert_close, build, config, dense
 
 from paged_mla_optimized import MlaConfig, PagedMla, RequestMap
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32

@@ -6,11 +6,7 @@ from mla_step import TILES, assert_close, build, dense, join
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.planning import families
-from paged_mla_optimized.planning.families import (
-    MAX_FIXED_SPLITS,
-    fixed_splits,
-    row_share,
-)
+from paged_mla_optimized.planning.families import MAX_FIXED_SPLITS, fixed_splits, row_share
 from paged_mla_optimized.planning.plan import most_joins
 
 SPLITS = replace(TILES, programs_per_sm=7, split_tiles=2)

@@ -4,8 +4,8 @@ import torch
 from mla_step import P, R, assert_close, build, config, dense
 
 from paged_mla_optimized import DraftSteps, ExtendWindow, LatentCache, PagedMla
-from paged_mla_optimized.step import MlaStep
-from paged_mla_optimized.stepping import drafts as drafts_module
+from paged_mla_optimized.serving import drafts as drafts_module
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32

@@ -7,7 +7,7 @@ from mla_step import TILES, build, config
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.runtime.log import LOGGER
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 SPLITS = replace(TILES, programs_per_sm=4, split_tiles=2)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paged_mla_optimized import LayerConfig, MlaConfig
-from paged_mla_optimized.planning.forms import RATES, Forms, Prices
+from paged_mla_optimized.planning.layer_cost import RATES, Forms, Prices
 
 
 def layer(num_heads=16, dims=(128, 128)):

@@ -9,8 +9,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 
 import paged_mla_optimized
-from paged_mla_optimized.launchers.merge import merge_spec
-from paged_mla_optimized.runtime.spec import FP_FUSION
+from paged_mla_optimized.operations.merge.partials import merge_spec
+from paged_mla_optimized.runtime.kernel_spec import FP_FUSION
 from paged_mla_optimized.tools.aot_job import Job
 
 SOURCE = Path(paged_mla_optimized.__file__).parent

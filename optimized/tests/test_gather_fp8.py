@@ -6,7 +6,7 @@ from fp8_step import NAMES, build_fp8
 from mla_step import P, R
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 
 @pytest.mark.parametrize("name", NAMES)

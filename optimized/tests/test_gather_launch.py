@@ -8,7 +8,7 @@ from triton.runtime.jit import JITFunction
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.runtime.launch import Launcher
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 KERNEL = JITFunction(gather_kernel.fn, **gather_kernel.kwargs)
 SPREAD = {  # what of a step is laid out otherwise, and whether Triton compiles for that

@@ -19,7 +19,8 @@ from drawing import draw
 from search import RIGHT, TOO_FEW, WRONG, run
 
 from paged_mla_optimized.backend.eager import EagerRunner
-from paged_mla_optimized.planning.families import FAMILIES, INTERPRETER, PORTABLE, TILE_FP8
+from paged_mla_optimized.config.architectures import INTERPRETER
+from paged_mla_optimized.planning.families import FAMILIES, PORTABLE, TILE_FP8
 from paged_mla_shared.formats import FORMATS
 
 FOLDER = Path(__file__).parents[1] / "tests_gpu" / "fuzz"

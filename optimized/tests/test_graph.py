@@ -9,8 +9,8 @@ import torch
 from mla_step import P, R, build, config
 
 from paged_mla_optimized import Bucket, GraphedStep, PagedMla, StaleGraph, StepInputs
-from paged_mla_optimized.step import MlaStep
-from paged_mla_optimized.stepping import graph
+from paged_mla_optimized.serving import graph
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 SMALL, LARGE = Bucket(4, 2), Bucket(16, 8)

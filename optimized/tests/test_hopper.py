@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from paged_mla_optimized import MlaConfig, PagedMla
-from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.config.architectures import SHARED_MEMORY
 from paged_mla_optimized.kernels.hopper.rope import RopeTables
-from paged_mla_optimized.launchers import hopper
-from paged_mla_optimized.launchers.attend import Attention, Workspace
-from paged_mla_optimized.launchers.hopper import (
+from paged_mla_optimized.operations.attend import hopper
+from paged_mla_optimized.operations.attend.attention import Attention, Workspace
+from paged_mla_optimized.operations.attend.hopper import (
     HopperAttention,
     cache_fits,
     hopper_box,
@@ -20,15 +20,16 @@ from paged_mla_optimized.launchers.hopper import (
     hopper_spec,
     queries_fit,
 )
-from paged_mla_optimized.launchers.portable import PortableAttention
-from paged_mla_optimized.launchers.quantise import QuantiseQueries
-from paged_mla_optimized.launchers.rotary import rope_tables
-from paged_mla_optimized.launchers.rotate import RotateQueries
+from paged_mla_optimized.operations.attend.portable import PortableAttention
+from paged_mla_optimized.operations.queries.quantize import QuantiseQueries
+from paged_mla_optimized.operations.queries.rope_tables import rope_tables
+from paged_mla_optimized.operations.queries.rotate import RotateQueries
 from paged_mla_optimized.planning.choice import demand_of
-from paged_mla_optimized.planning.families import SHARED_MEMORY, serving_variant
+from paged_mla_optimized.planning.families import serving_variant
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.device import DeviceFacts
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.latent_cache import LatentCache
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 CONFIG = MlaConfig(

@@ -5,17 +5,17 @@ import weakref
 import pytest
 import torch
 
-from paged_mla_optimized import prefill as api
-from paged_mla_optimized.launchers import hopper_prefill as launchers
-from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill, heads_fit
-from paged_mla_optimized.launchers.prefill import Heads, PortablePrefill
+from paged_mla_optimized.api import prefill as api
+from paged_mla_optimized.api.prefill import Prefill
+from paged_mla_optimized.config.prefill import PrefillConfig
+from paged_mla_optimized.operations.prefill import hopper as launchers
+from paged_mla_optimized.operations.prefill.hopper import HopperPrefill, heads_fit
+from paged_mla_optimized.operations.prefill.portable import Heads, PortablePrefill
 from paged_mla_optimized.planning.prefill import (
     HOPPER_DIMS,
     is_for_hopper,
     prefill_variant,
 )
-from paged_mla_optimized.prefill import Prefill
-from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_optimized.runtime.device import DeviceFacts
 
 CONFIG = PrefillConfig(num_heads=4, softmax_scale=0.5, max_rows=8, max_tokens=64)

@@ -6,7 +6,7 @@ from mla_step import P, R, build, config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_mla_optimized import Bucket, DraftSteps, ExtendWindow, PagedMla, StepInputs
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 METADATA = {

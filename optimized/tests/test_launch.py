@@ -17,8 +17,9 @@ from triton.runtime.driver import driver
 
 from paged_mla_optimized import DraftSteps, merge_partials
 from paged_mla_optimized.runtime import launch
+from paged_mla_optimized.runtime.kernel_spec import KernelSpec
 from paged_mla_optimized.runtime.launch import Descriptors, Fixed, Launcher
-from paged_mla_optimized.runtime.spec import KernelSpec
+from paged_mla_optimized.triton_compat import c_launcher
 
 STREAM, FUNCTION, METADATA = 11, 22, (4, 1, 1024)
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -271,7 +272,7 @@ def test_descriptors_follow_the_binary(notes):
 @pytest.mark.parametrize("version", ["3.5", "3.10"])
 def test_an_unknown_triton_launches_itself(notes, monkeypatch, version):
     """Where the order of a launcher's arguments is not known, every launch is Triton's own."""
-    monkeypatch.setattr(launch, "_TRITON", version)
+    monkeypatch.setattr(launch, "KNOWS_C_LAUNCHER", c_launcher.is_known(version))
     kernel = Kernel(with_descriptors=True)
     launch_twice(kernel, descriptors(), grid=(6, 2, 1), cluster=2)
     assert kernel.searches == 2

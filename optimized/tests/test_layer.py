@@ -9,8 +9,8 @@ from fp8_step import build_fp8
 from mla_step import P, R, Step, build, config, dense
 
 from paged_mla_optimized import HeadWeights, LayerConfig, MlaConfig, MlaLayer
-from paged_mla_optimized.layer import PlannedLayerStep
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.api.layer import PlannedLayerStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.problem import Rope, RopePairing
 

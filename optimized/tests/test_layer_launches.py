@@ -7,7 +7,7 @@ from test_layer import attend, layer_config, lens_of, plan, queries_of, weights_
 from triton.runtime.jit import JITFunction
 
 from paged_mla_optimized import MlaLayer
-from paged_mla_optimized.launchers.parts import Part
+from paged_mla_optimized.operations.prefill.key_chunks import Part
 from paged_mla_optimized.runtime.launch import Fixed, Launcher
 
 HEADS = 4  # so many lse of a token are 16 bytes

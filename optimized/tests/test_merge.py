@@ -6,7 +6,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from paged_mla_optimized import merge_partials
 from paged_mla_optimized.kernels.common.merge import merge_kernel
-from paged_mla_optimized.launchers.merge import merge_spec
+from paged_mla_optimized.operations.merge.partials import merge_spec
 from paged_mla_shared.errors import InvalidArgument
 
 

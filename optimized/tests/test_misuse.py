@@ -13,7 +13,7 @@ import triton.language as tl
 from mla_step import P, R, config
 
 from paged_mla_optimized import PagedMla, RequestMap
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 sys.path.append(str(Path(__file__).parents[1] / "tests_misuse"))
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 from test_backend import batch, loaded, problem
 
-from paged_mla_optimized import PagedMla, core, prefill
+from paged_mla_optimized import PagedMla
+from paged_mla_optimized.api import core, prefill
 from paged_mla_optimized.backend import create, graphed, modes, portable
 from paged_mla_optimized.planning.families import PORTABLE
 from paged_mla_optimized.planning.plan import HostPlan
 from paged_mla_optimized.runtime.device import DeviceFacts
-from paged_mla_optimized.stepping.graph import GraphedStep
+from paged_mla_optimized.serving.graph import GraphedStep
 from paged_mla_shared.dims import DEEPSEEK_V3
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.problem import Output

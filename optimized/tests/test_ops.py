@@ -6,8 +6,9 @@ from mla_step import P, R, build
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 
-from paged_mla_optimized import LayerConfig, MlaLayer, PagedMla, RequestMap, ops
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized import LayerConfig, MlaLayer, PagedMla, RequestMap
+from paged_mla_optimized.api import torch_ops as ops
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 

@@ -16,8 +16,8 @@ from paged_mla_optimized import (
     RequestMap,
     StepInputs,
 )
-from paged_mla_optimized.apart import check_apart, check_places
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.overlap import check_apart, check_places
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 N, V = 16, 32

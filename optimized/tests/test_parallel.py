@@ -10,9 +10,9 @@ from mla_step import P, R, config
 from torch.multiprocessing import start_processes
 
 from paged_mla_optimized import HeadWeights
-from paged_mla_optimized.launchers.shard import Shard
+from paged_mla_optimized.operations.shard.launch import Shard
 from paged_mla_optimized.parallel import ContextParallelMla, heads_of_rank, link_bytes, local_len
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 

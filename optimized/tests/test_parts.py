@@ -6,8 +6,8 @@ import torch
 from prefill_step import V, build, config, prefix_sums
 
 from paged_mla_optimized import Prefill
-from paged_mla_optimized.launchers.merge_tiles import MergeTiles
-from paged_mla_optimized.launchers.parts import Part
+from paged_mla_optimized.operations.merge.tiles import MergeTiles
+from paged_mla_optimized.operations.prefill.key_chunks import Part
 
 
 def spans(part: Part) -> list[range]:

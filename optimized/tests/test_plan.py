@@ -3,7 +3,7 @@ import torch
 from mla_step import P, R, build, config
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 I32 = torch.int32
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from prefill_step import NOPE, V, assert_close, build, config, dense, prefix_sums
 
-from paged_mla_optimized.launchers import prefill as launchers
-from paged_mla_optimized.launchers.prefill import PrefillPlan
-from paged_mla_optimized.prefill import Prefill
-from paged_mla_optimized.prefill_config import PrefillConfig
+from paged_mla_optimized.api.prefill import Prefill
+from paged_mla_optimized.config.prefill import PrefillConfig
+from paged_mla_optimized.operations.prefill import portable as launchers
+from paged_mla_optimized.operations.prefill.portable import PrefillPlan
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 

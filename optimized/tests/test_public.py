@@ -5,7 +5,7 @@ import torch
 from mla_step import P, R, config
 
 import paged_mla_optimized
-from paged_mla_optimized import HeadWeights, LayerConfig, MlaLayer, PagedMla, empty_cache
+from paged_mla_optimized import HeadWeights, LayerConfig, MlaLayer, MlaStep, PagedMla, empty_cache
 from paged_mla_optimized.parallel import ContextParallelMla
 from paged_mla_shared import errors, problem
 from paged_mla_shared.errors import InvalidArgument
@@ -47,7 +47,7 @@ def test_a_new_cache_is_one_that_the_instance_takes(name, group_of_one):
                 )
                 assert torch.equal(ours.float(), theirs.float())
         lens = torch.tensor([0, 2], dtype=torch.int32)
-        mla.plan(lens, lens[1:], torch.zeros(1, 1, dtype=torch.int32), num_tokens=2)
+        mla.plan(MlaStep(lens, lens[1:], torch.zeros(1, 1, dtype=torch.int32), num_tokens=2))
         mla.append(torch.ones(2, R), torch.ones(2, P), found)
         with pytest.raises(InvalidArgument, match="num_blocks"):
             mla.new_cache(-1)

@@ -6,9 +6,9 @@ from fp8_step import codes, scale_of, values
 from mla_step import P, R, build, config
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.launchers.append import append_choices, append_spec
-from paged_mla_optimized.launchers.quantise import QuantiseQueries, quantise_spec
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.operations.append.launch import append_choices, append_spec
+from paged_mla_optimized.operations.queries.quantize import QuantiseQueries, quantise_spec
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 

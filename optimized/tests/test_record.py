@@ -12,7 +12,7 @@ import torch
 from mla_step import P, R, config
 
 from paged_mla_optimized import Bucket, PagedMla, StepInputs, record
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from paged_mla_optimized.launchers.rotary import rope_tables
+from paged_mla_optimized.operations.queries.rope_tables import rope_tables
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
 from paged_mla_shared.rope import LARGEST, SMALLEST

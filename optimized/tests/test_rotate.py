@@ -5,8 +5,8 @@ import torch
 from mla_step import P, R, assert_close, build, config, dense
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.launchers.rotary import rope_tables
-from paged_mla_optimized.launchers.rotate import RotateQueries, rotate_spec
+from paged_mla_optimized.operations.queries.rope_tables import rope_tables
+from paged_mla_optimized.operations.queries.rotate import RotateQueries, rotate_spec
 from paged_mla_shared.problem import Rope, RopePairing
 
 PAIRINGS = pytest.mark.parametrize("pairing", list(RopePairing))

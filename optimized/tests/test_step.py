@@ -15,7 +15,7 @@ from paged_mla_optimized import (
     PlannedStep,
     RequestMap,
 )
-from paged_mla_optimized.layer import PlannedLayerStep
+from paged_mla_optimized.api.layer import PlannedLayerStep
 from paged_mla_shared.errors import InvalidArgument
 
 N, V = 16, 32

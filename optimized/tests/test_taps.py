@@ -13,7 +13,7 @@ from paged_mla_optimized import PagedMla, record
 from paged_mla_optimized.commands.taps import main
 from paged_mla_optimized.inspect import taps
 from paged_mla_optimized.kernels.portable import attend
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.dump import Dump, load_dump
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.taps import load_taps

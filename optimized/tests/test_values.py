@@ -3,7 +3,7 @@ import torch
 from mla_step import build
 
 from paged_mla_optimized import PagedMla, RequestMap
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32

@@ -4,13 +4,12 @@ import itertools
 
 import pytest
 
+from paged_mla_optimized.config.architectures import INTERPRETER, SHARED_MEMORY
 from paged_mla_optimized.planning.families import (
     FAMILIES,
     FEW,
     FEW_FP8,
-    INTERPRETER,
     PORTABLE,
-    SHARED_MEMORY,
     TILE,
     TILE_EXACT,
     TILE_FP8,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-ABSORBED = "paged_mla_optimized.planning.forms.Forms.absorbed_rows"
+ABSORBED = "paged_mla_optimized.planning.layer_cost.Forms.absorbed_rows"
 FORMS = {  # how many leading rows of so many are absorbed
     "absorbed": lambda rows: rows,
     "materialised": lambda _rows: 0,

@@ -9,8 +9,8 @@ from hf_models import TINY, YARN, Kind, build, paged
 from transformers import CONFIG_MAPPING, AutoConfig, __version__
 
 from paged_mla_optimized import LayerConfig, MlaConfig
-from paged_mla_optimized.hf_config import _PAIRINGS
-from paged_mla_optimized.launchers.rotary import rope_tables
+from paged_mla_optimized.config.huggingface import _PAIRINGS
+from paged_mla_optimized.operations.queries.rope_tables import rope_tables
 from paged_mla_shared.problem import RopePairing
 
 CAPACITIES = {"block_size": 16, "max_rows": 2, "max_query_tokens": 8}

@@ -24,7 +24,7 @@ from paged_mla_optimized import (
     StepInputs,
 )
 from paged_mla_optimized.parallel import ContextParallelMla, heads_of_rank, local_len
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 R, P, N, V, BLOCK = 512, 64, 128, 128, 64
 LIMIT = 1e-2  # relative: partial answers are rounded to bfloat16, and so is the whole

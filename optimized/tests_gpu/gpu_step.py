@@ -12,7 +12,7 @@ from paged_mla_optimized import LatentCache, MlaConfig, PagedMla, StepInputs, St
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import PORTABLE, portable_variant, serving_variant
 from paged_mla_optimized.runtime.device import device_facts
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 R, P, LAYERS, BLOCKS = 512, 64, 4, 640

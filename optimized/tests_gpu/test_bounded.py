@@ -7,8 +7,8 @@ import torch
 from gpu_step import BLOCKS, CONFIG, P, R, make_batch
 
 from paged_mla_optimized import LatentCache, PagedMla
-from paged_mla_optimized.cache import ROW_DTYPES
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.latent_cache import ROW_DTYPES
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 LENS = [(70, 2), (100, 3), (63, 1)]  # the second row is made illegal

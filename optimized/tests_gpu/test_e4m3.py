@@ -5,9 +5,9 @@ import torch
 import triton
 import triton.language as tl
 
+from paged_mla_optimized.config.architectures import ROUNDING_E4M3_ONCE, WITH_E4M3
 from paged_mla_optimized.kernels.common.e4m3 import decode, encode
 from paged_mla_optimized.kernels.common.scales import quotient
-from paged_mla_optimized.planning.families import ROUNDING_E4M3_ONCE, WITH_E4M3
 from paged_mla_optimized.runtime.device import device_facts
 
 CUDA = torch.device("cuda")

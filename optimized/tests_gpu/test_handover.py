@@ -9,7 +9,7 @@ from paged_mla_optimized import PagedMla
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import portable_variant, serving_variant
 from paged_mla_optimized.runtime.device import device_facts
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tools.bench.formatted import FP8_NAMES, written
 from paged_mla_optimized.tools.bench.instances import Problem, Step
 

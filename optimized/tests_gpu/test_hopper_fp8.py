@@ -10,7 +10,7 @@ from paged_mla_optimized import PagedMla
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
 from paged_mla_optimized.planning.families import TILE_FP8, portable_variant, serving_variant
 from paged_mla_optimized.runtime.device import device_facts
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 FAST = replace(CONFIG, num_heads=128, cache_format="fp8_e4m3", products="fast")

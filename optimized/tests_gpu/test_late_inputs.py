@@ -26,15 +26,8 @@ from paged_mla_optimized import (
     merge_partials,
 )
 from paged_mla_optimized.parallel import ContextParallelMla
-from paged_mla_optimized.planning.families import (
-    FEW,
-    FEW_FP8,
-    PORTABLE,
-    TILE,
-    TILE_EXACT,
-    TILE_FP8,
-)
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.planning.families import FEW, FEW_FP8, PORTABLE, TILE, TILE_EXACT, TILE_FP8
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paged_mla_optimized import HeadWeights, LatentCache, LayerConfig, MlaConfig, MlaLayer
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 R, P, N, V, HEADS, BLOCK = 512, 64, 128, 128, 16, 64
 LENGTH = 3000

@@ -4,7 +4,7 @@ import torch
 
 from paged_mla_optimized import backend
 from paged_mla_optimized.backend import modes
-from paged_mla_optimized.stepping.graph import GraphedStep
+from paged_mla_optimized.serving.graph import GraphedStep
 from paged_mla_shared.dims import DEEPSEEK_V3
 from paged_mla_shared.problem import Batch, Problem
 

@@ -18,17 +18,10 @@ from paged_mla_optimized import (
     PrefillConfig,
     merge_partials,
 )
-from paged_mla_optimized.cache import as_bytes, empty_cache
-from paged_mla_optimized.limits import MAX_ROWS
-from paged_mla_optimized.planning.families import (
-    FEW,
-    FEW_FP8,
-    PORTABLE,
-    TILE,
-    TILE_EXACT,
-    TILE_FP8,
-)
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.config.limits import MAX_ROWS
+from paged_mla_optimized.planning.families import FEW, FEW_FP8, PORTABLE, TILE, TILE_EXACT, TILE_FP8
+from paged_mla_optimized.tensors.latent_cache import as_bytes, empty_cache
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 TOKENS = (65535, 65536, 65537)

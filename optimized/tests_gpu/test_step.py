@@ -6,7 +6,7 @@ import triton
 from gpu_step import CONFIG, CONFIGS, LAYERS, Model, P, R, make_batch, random_lens, same
 
 from paged_mla_optimized import DraftSteps, ExtendWindow, LayerEvents, PagedMla
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 
 def allocations():

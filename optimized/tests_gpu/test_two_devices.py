@@ -17,7 +17,7 @@ from paged_mla_optimized import (
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
 from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import device_facts
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
 STEPS = {

@@ -5,7 +5,7 @@ from gpu_step import CONFIG, LAYERS, Model, P, R, make_batch, same
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.engines.vllm.decode import Decode, Step
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 ROWS, WIDTH = 8, 64
 

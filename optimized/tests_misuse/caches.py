@@ -9,7 +9,7 @@ from machine import ON_GPU, as_bits
 
 from paged_mla_adapters.guards import Guards
 from paged_mla_optimized import LatentCache, MlaConfig
-from paged_mla_optimized.cache import ROW_DTYPES
+from paged_mla_optimized.tensors.latent_cache import ROW_DTYPES
 
 NUM_BLOCKS = 96 if ON_GPU else 36  # more than the rows of most steps have
 

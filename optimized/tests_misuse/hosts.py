@@ -28,7 +28,7 @@ from paged_mla_optimized import (
     StepInputs,
     merge_partials,
 )
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 I32 = torch.int32

@@ -18,7 +18,7 @@ from steps import Step, Trial
 from values import Draw
 
 from paged_mla_optimized import HeadWeights, LayerConfig, MlaLayer
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32

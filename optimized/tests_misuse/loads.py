@@ -10,7 +10,7 @@ from steps import Step, Trial
 from values import Draw
 
 from paged_mla_optimized import Bucket, StepInputs
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 _VALUES = ("cu_seqlens_q", "seq_lens", "block_table", "slot_mapping")
 READS = {

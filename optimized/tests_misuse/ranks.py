@@ -19,9 +19,9 @@ from steps import Step, Trial
 from values import Draw
 
 from paged_mla_optimized import MlaConfig
-from paged_mla_optimized.launchers.shard import Shard
+from paged_mla_optimized.operations.shard.launch import Shard
 from paged_mla_optimized.parallel import ContextParallelMla
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 I32 = torch.int32
 _OF_STEPS = {

@@ -19,7 +19,7 @@ from rows import Row, dense, legal_rows, visible
 
 from paged_mla_adapters.guards import Guards
 from paged_mla_optimized import LatentCache, MlaConfig, PagedMla, RequestMap
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 
 I32 = torch.int32
 

@@ -18,8 +18,8 @@ from paged_mla_optimized.commands.configuration import (
     configuration_of,
 )
 from paged_mla_optimized.commands.kernels import RULE, reasons_against, served_by
-from paged_mla_optimized.limits import MAX_HEADS
-from paged_mla_optimized.planning.families import SHARED_MEMORY
+from paged_mla_optimized.config.architectures import SHARED_MEMORY
+from paged_mla_optimized.config.limits import MAX_HEADS
 from paged_mla_shared import __version__
 from paged_mla_shared.documents import one_line, printable
 from paged_mla_shared.errors import InvalidArgument

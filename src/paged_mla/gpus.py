@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from paged_mla_optimized.planning.families import ARCHS
+from paged_mla_optimized.config.architectures import ARCHS
 
 _QUERY = ["--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader"]
 

@@ -11,50 +11,50 @@ from typing import TYPE_CHECKING, Any
 from paged_mla_shared.lazy import import_name
 
 if TYPE_CHECKING:
-    from paged_mla_optimized.api import PagedMla
-    from paged_mla_optimized.cache import LatentCache, empty_cache
-    from paged_mla_optimized.config import MlaConfig, SoftmaxScaleWarning
+    from paged_mla_optimized.api.layer import MlaLayer
+    from paged_mla_optimized.api.paged_mla import PagedMla
+    from paged_mla_optimized.api.planned import PlannedStep
+    from paged_mla_optimized.api.prefill import Prefill
+    from paged_mla_optimized.config.attention import MlaConfig, SoftmaxScaleWarning
+    from paged_mla_optimized.config.layer import LayerConfig
+    from paged_mla_optimized.config.prefill import PrefillConfig
     from paged_mla_optimized.inspect.record import record
     from paged_mla_optimized.inspect.samples import Samples
-    from paged_mla_optimized.launchers.merge import merge_partials
-    from paged_mla_optimized.layer import MlaLayer
-    from paged_mla_optimized.layer_config import LayerConfig
-    from paged_mla_optimized.planned import PlannedStep
-    from paged_mla_optimized.prefill import Prefill
-    from paged_mla_optimized.prefill_config import PrefillConfig
-    from paged_mla_optimized.step import MlaStep, RequestMap
-    from paged_mla_optimized.stepping.drafts import DraftSteps, ExtendWindow
-    from paged_mla_optimized.stepping.events import LayerEvents
-    from paged_mla_optimized.stepping.graph import GraphedStep, StaleGraph
-    from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
-    from paged_mla_optimized.weights import HeadWeights
+    from paged_mla_optimized.operations.merge.partials import merge_partials
+    from paged_mla_optimized.serving.drafts import DraftSteps, ExtendWindow
+    from paged_mla_optimized.serving.events import LayerEvents
+    from paged_mla_optimized.serving.graph import GraphedStep, StaleGraph
+    from paged_mla_optimized.serving.inputs import Bucket, StepInputs, StepView
+    from paged_mla_optimized.tensors.head_weights import HeadWeights
+    from paged_mla_optimized.tensors.latent_cache import LatentCache, empty_cache
+    from paged_mla_optimized.tensors.step import MlaStep, RequestMap
     from paged_mla_shared.errors import InvalidArgument, Unsupported
     from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
 _HOMES = {
-    "Bucket": "stepping.inputs",
-    "DraftSteps": "stepping.drafts",
-    "ExtendWindow": "stepping.drafts",
-    "GraphedStep": "stepping.graph",
-    "HeadWeights": "weights",
-    "LatentCache": "cache",
-    "LayerConfig": "layer_config",
-    "LayerEvents": "stepping.events",
-    "MlaConfig": "config",
-    "MlaLayer": "layer",
-    "MlaStep": "step",
-    "PagedMla": "api",
-    "PlannedStep": "planned",
-    "Prefill": "prefill",
-    "PrefillConfig": "prefill_config",
-    "RequestMap": "step",
+    "Bucket": "serving.inputs",
+    "DraftSteps": "serving.drafts",
+    "ExtendWindow": "serving.drafts",
+    "GraphedStep": "serving.graph",
+    "HeadWeights": "tensors.head_weights",
+    "LatentCache": "tensors.latent_cache",
+    "LayerConfig": "config.layer",
+    "LayerEvents": "serving.events",
+    "MlaConfig": "config.attention",
+    "MlaLayer": "api.layer",
+    "MlaStep": "tensors.step",
+    "PagedMla": "api.paged_mla",
+    "PlannedStep": "api.planned",
+    "Prefill": "api.prefill",
+    "PrefillConfig": "config.prefill",
+    "RequestMap": "tensors.step",
     "Samples": "inspect.samples",
-    "SoftmaxScaleWarning": "config",
-    "StaleGraph": "stepping.graph",
-    "StepInputs": "stepping.inputs",
-    "StepView": "stepping.inputs",
-    "empty_cache": "cache",
-    "merge_partials": "launchers.merge",
+    "SoftmaxScaleWarning": "config.attention",
+    "StaleGraph": "serving.graph",
+    "StepInputs": "serving.inputs",
+    "StepView": "serving.inputs",
+    "empty_cache": "tensors.latent_cache",
+    "merge_partials": "operations.merge.partials",
     "record": "inspect.record",
 }
 _SHARED_HOMES = {

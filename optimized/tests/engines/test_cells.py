@@ -12,7 +12,7 @@ import pytest
 from paged_mla_optimized.engines.tools import attention, cells
 from paged_mla_optimized.engines.tools.cells import Command
 from paged_mla_optimized.engines.tools.rates import interval_of_median
-from paged_mla_optimized.engines.tools.together import Cell
+from paged_mla_optimized.engines.tools.side_by_side import Cell
 
 COMMAND = Command(
     engine="vllm",

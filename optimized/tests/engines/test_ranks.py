@@ -6,7 +6,7 @@ import torch
 from ci.installed import import_or_skip
 from mla_step import config
 
-from paged_mla_optimized.launchers.shard import Shard
+from paged_mla_optimized.operations.shard.launch import Shard
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.problem import Batch, Problem
 

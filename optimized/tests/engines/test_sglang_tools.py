@@ -29,7 +29,7 @@ from paged_mla_optimized.engines.tools import model as models
 from paged_mla_optimized.engines.tools import report
 from paged_mla_optimized.engines.tools.history import History
 from paged_mla_optimized.engines.tools.report import judge
-from paged_mla_optimized.engines.tools.together import Cell
+from paged_mla_optimized.engines.tools.side_by_side import Cell
 
 
 class Engine:

@@ -13,7 +13,7 @@ import pytest
 from paged_mla_optimized.engines.tools.follow import distance, follow
 from paged_mla_optimized.engines.tools.history import History, pairs
 from paged_mla_optimized.engines.tools.report import judge, page
-from paged_mla_optimized.engines.tools.together import Cell
+from paged_mla_optimized.engines.tools.side_by_side import Cell
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools import check, prefill, rate
 from paged_mla_optimized.engines.vllm.tools.engine import give_cores_processes

@@ -24,10 +24,10 @@ from paged_mla_optimized.backend.eager import EagerRunner
 from paged_mla_optimized.backend.graphed import GraphedRunner
 from paged_mla_optimized.backend.mapped import MappedRunner
 from paged_mla_optimized.backend.portable import PortableRunner
-from paged_mla_optimized.launchers.hopper import HopperAttention
-from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill
-from paged_mla_optimized.launchers.portable import PortableAttention
-from paged_mla_optimized.launchers.prefill import PortablePrefill
+from paged_mla_optimized.operations.attend.hopper import HopperAttention
+from paged_mla_optimized.operations.attend.portable import PortableAttention
+from paged_mla_optimized.operations.prefill.hopper import HopperPrefill
+from paged_mla_optimized.operations.prefill.portable import PortablePrefill
 from paged_mla_optimized.planning.families import PORTABLE
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_reference.tolerance.compare import Mismatch

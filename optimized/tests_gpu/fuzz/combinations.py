@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_mla_optimized.planning.families import (
-    INTERPRETER,
-    PORTABLE,
-    Demand,
-    serving_variant,
-)
+from paged_mla_optimized.config.architectures import INTERPRETER
+from paged_mla_optimized.planning.families import PORTABLE, Demand, serving_variant
 from paged_mla_optimized.planning.prefill import HOPPER_DIMS, is_for_hopper
 from paged_mla_shared.dims import DEEPSEEK_V3, MISTRAL_SMALL_4, SMALL, MlaDims
 from paged_mla_shared.errors import InvalidArgument

@@ -13,15 +13,10 @@ from typing import Any
 from combinations import DETERMINISTIC, DIMS, EAGER, GRAPHED, PREFILL, Combination, dtypes_of
 
 from paged_mla_optimized.backend import _config
-from paged_mla_optimized.launchers.hopper import hopper_box
+from paged_mla_optimized.config.architectures import INTERPRETER
+from paged_mla_optimized.operations.attend.hopper import hopper_box
 from paged_mla_optimized.planning.choice import demand_of, step_query_len
-from paged_mla_optimized.planning.families import (
-    FEW,
-    FEW_FP8,
-    INTERPRETER,
-    PORTABLE,
-    serving_variant,
-)
+from paged_mla_optimized.planning.families import FEW, FEW_FP8, PORTABLE, serving_variant
 from paged_mla_shared.backend import mask_name
 from paged_mla_shared.cases import Case, PrefillCase
 from paged_mla_shared.cases.case import Row, SlotOrder, TableTail, Tree

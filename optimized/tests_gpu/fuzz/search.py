@@ -12,7 +12,7 @@ from combinations import Combination, combination_of, combinations
 from crew import Crew, Job
 from tally import Tally
 
-from paged_mla_optimized.planning.families import INTERPRETER
+from paged_mla_optimized.config.architectures import INTERPRETER
 from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_shared.errors import InvalidArgument
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from paged_mla_optimized.backend.eager import EagerRunner
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.runtime.device import is_interpreting
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 from paged_mla_shared.problem import Problem
 
 _MAX_GRAPHS = 64  # of one call, for as many kinds of shapes: schedules have more than the usual 8

@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_mla_optimized import checks
-from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.api.layer import MlaLayer
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.api.prefill import Prefill
 from paged_mla_optimized.backend.memory import Memory
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.given import check_scale
-from paged_mla_optimized.launchers.merge import merge_partials
-from paged_mla_optimized.layer import MlaLayer
-from paged_mla_optimized.layer_config import LayerConfig
-from paged_mla_optimized.prefill import Prefill
-from paged_mla_optimized.prefill_config import PrefillConfig
+from paged_mla_optimized.config.arguments import check_scale
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.config.layer import LayerConfig
+from paged_mla_optimized.config.prefill import PrefillConfig
+from paged_mla_optimized.operations.merge.partials import merge_partials
 from paged_mla_optimized.runtime.arrays import to_numpy, to_torch
-from paged_mla_optimized.step import MlaStep, RequestMap
-from paged_mla_optimized.weights import HeadWeights
+from paged_mla_optimized.tensors import checks
+from paged_mla_optimized.tensors.head_weights import HeadWeights
+from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from paged_mla_optimized.backend.eager import EagerRunner
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.step import MlaStep
-from paged_mla_optimized.stepping.graph import GraphedStep
-from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.serving.graph import GraphedStep
+from paged_mla_optimized.serving.inputs import Bucket, StepInputs, StepView
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Problem
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from paged_mla_optimized.backend.eager import EagerRunner
-from paged_mla_optimized.step import RequestMap
+from paged_mla_optimized.tensors.step import RequestMap
 
 _NO_SLOT = 2**31 - 1
 

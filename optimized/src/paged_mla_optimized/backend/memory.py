@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_mla_optimized.cache import ROW_DTYPES, LatentCache
-from paged_mla_optimized.config import TORCH_DTYPES
+from paged_mla_optimized.config.attention import TORCH_DTYPES
 from paged_mla_optimized.runtime.arrays import to_numpy, to_torch
+from paged_mla_optimized.tensors.latent_cache import ROW_DTYPES, LatentCache
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import SCALE_DTYPE
 from paged_mla_shared.layout import CacheImage

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.api.prefill import Prefill
 from paged_mla_optimized.backend.eager import EagerRunner
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.planning.choice import demand_of, step_query_len
 from paged_mla_optimized.planning.families import portable_variant
-from paged_mla_optimized.prefill import Prefill
 from paged_mla_optimized.runtime.device import device_facts
 
 

@@ -17,8 +17,9 @@ from paged_mla_optimized.commands.configuration import (
 from paged_mla_optimized.commands.instance import config_of, current_gpu
 from paged_mla_optimized.commands.kernels import reasons_against, served_by
 from paged_mla_optimized.commands.timing import Step, Timed, check_fits, gib, timed
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.runtime.device import device_facts, is_interpreting
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 from paged_mla_shared.documents import one_line, printable
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.options import OneLineParser, whole

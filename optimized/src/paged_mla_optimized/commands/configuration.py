@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from paged_mla_optimized.limits import MAX_BLOCK_SIZE
+from paged_mla_optimized.config.limits import MAX_BLOCK_SIZE
 from paged_mla_optimized.planning.families import Demand
 from paged_mla_shared.backend import PRODUCTS
 from paged_mla_shared.dims import PRESETS, MlaDims
@@ -29,7 +29,7 @@ class Configuration:
     cache_format : str
         Key of :data:`paged_mla_shared.formats.FORMATS`.
     products : str
-        "exact" or "fast", as :class:`~paged_mla_optimized.config.MlaConfig` has it.
+        "exact" or "fast", as :class:`~paged_mla_optimized.config.attention.MlaConfig` has it.
     block_size : int
         Tokens of a cache block.
     """

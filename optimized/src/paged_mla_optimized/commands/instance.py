@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from paged_mla_optimized.commands.configuration import Configuration
-from paged_mla_optimized.config import TORCH_DTYPES, MlaConfig
+from paged_mla_optimized.config.attention import TORCH_DTYPES, MlaConfig
 from paged_mla_shared.errors import Unsupported
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from triton.testing import do_bench
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.cache import LatentCache, empty_cache
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.tensors.latent_cache import LatentCache, empty_cache
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _CLEARED = 256 << 20  # bytes that Triton writes before each replay

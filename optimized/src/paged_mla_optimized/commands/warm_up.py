@@ -20,8 +20,7 @@ from pathlib import Path
 import torch
 import triton
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.cache import empty_cache
+from paged_mla_optimized.api.paged_mla import PagedMla
 from paged_mla_optimized.commands.configuration import (
     Configuration,
     add_heads,
@@ -29,8 +28,10 @@ from paged_mla_optimized.commands.configuration import (
     configuration_of,
 )
 from paged_mla_optimized.commands.instance import config_of, current_gpu
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.runtime.device import device_facts, is_interpreting
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_optimized.tensors.latent_cache import empty_cache
+from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 from paged_mla_shared import __version__
 from paged_mla_shared.documents import one_line
 from paged_mla_shared.errors import InvalidArgument, Unsupported

@@ -3,8 +3,9 @@
 ``from paged_mla_optimized.drop_in.flash_mla import get_mla_metadata, flash_mla_with_kvcache`` takes
 the place of ``from flash_mla import ...``. Signatures, shapes and conventions are those of
 ``flash_mla/flash_mla_interface.py`` at commit 9241ae3. It serves 16-bit caches, and on every
-architecture that :class:`~paged_mla_optimized.api.PagedMla` serves, pages of any size and rows of
-any ``seq_len_q``. Sparse attention, sinks, extra caches and FP8 caches raise ``Unsupported``.
+architecture that :class:`~paged_mla_optimized.api.paged_mla.PagedMla` serves, pages of any size and
+rows of any ``seq_len_q``. Sparse attention, sinks, extra caches and FP8 caches raise
+``Unsupported``.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ import numpy as np
 import torch
 from triton import next_power_of_2
 
-from paged_mla_optimized.checks import check_tensor, check_token_stride
-from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
-from paged_mla_optimized.core import Core
-from paged_mla_optimized.given import check_between, check_kind, check_scale, integer
-from paged_mla_optimized.inspect.check import check_step_values
-from paged_mla_optimized.limits import (
+from paged_mla_optimized.api.core import Core
+from paged_mla_optimized.config.arguments import check_between, check_kind, check_scale, integer
+from paged_mla_optimized.config.attention import DTYPE_NAMES, MlaConfig
+from paged_mla_optimized.config.limits import (
     MAX_BLOCK_SIZE,
     MAX_HEADS,
     MAX_MODEL_LEN,
@@ -33,7 +32,9 @@ from paged_mla_optimized.limits import (
 )
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.uncopied import Uncopied
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.checks import check_tensor, check_token_stride
+from paged_mla_optimized.tensors.step import MlaStep
+from paged_mla_optimized.tensors.values.steps import check_step_values
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]

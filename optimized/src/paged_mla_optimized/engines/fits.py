@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paged_mla_optimized.planning.families import ARCHS
+from paged_mla_optimized.config.architectures import ARCHS
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_SIZES = (320, 576)

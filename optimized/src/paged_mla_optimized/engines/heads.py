@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from paged_mla_optimized.prefill import Prefill
-from paged_mla_optimized.prefill_config import PrefillConfig
+from paged_mla_optimized.api.prefill import Prefill
+from paged_mla_optimized.config.prefill import PrefillConfig
 
 
 class Keys(NamedTuple):
@@ -32,7 +32,7 @@ def warm_up(config: PrefillConfig, device: torch.device) -> None:
 
 
 class HeadsPrefill:
-    """A :class:`~paged_mla_optimized.prefill.Prefill` that is fed as engines feed their backends.
+    """A :class:`~paged_mla_optimized.api.prefill.Prefill` with the calls of engines' backends.
 
     All layers of a step give the same lengths: what has been planned for one serves the others, in
     a plan for each part. Buffers are allocated by the first call of a part: an engine may make

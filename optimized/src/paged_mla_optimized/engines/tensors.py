@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paged_mla_optimized.cache import Cache, LatentCache
+from paged_mla_optimized.tensors.latent_cache import Cache, LatentCache
 
 FLAT_FP8 = "fp8_e4m3"
 """The format of ``--kv-cache-dtype fp8``: codes alone, and one scale of the layer."""

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.given import check_kind
+from paged_mla_optimized.api.layer import MlaLayer
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.api.prefill import Prefill
+from paged_mla_optimized.config.arguments import check_kind
 from paged_mla_optimized.inspect.record_prefill import PrefillRecorder
 from paged_mla_optimized.inspect.record_step import LayerRecorder, StepRecorder
 from paged_mla_optimized.inspect.samples import Samples
-from paged_mla_optimized.layer import MlaLayer
-from paged_mla_optimized.prefill import Prefill
 
 
 @contextmanager

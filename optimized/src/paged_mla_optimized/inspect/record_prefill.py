@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.api.prefill import Prefill
+from paged_mla_optimized.config.attention import DTYPE_NAMES
 from paged_mla_optimized.inspect.samples import Samples
-from paged_mla_optimized.prefill import Prefill
 from paged_mla_optimized.runtime.arrays import to_numpy, to_numpy_spread
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dump import Dump

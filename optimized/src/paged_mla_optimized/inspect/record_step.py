@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.cache import Cache, LatentCache, as_cache
-from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
+from paged_mla_optimized.api.layer import MlaLayer
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.api.planned import PlannedStep
+from paged_mla_optimized.config.attention import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.inspect.samples import Samples, blocks_near
-from paged_mla_optimized.inspect.values import mask_elements
-from paged_mla_optimized.layer import MlaLayer
-from paged_mla_optimized.planned import PlannedStep
 from paged_mla_optimized.runtime.arrays import to_numpy, to_numpy_spread
-from paged_mla_optimized.step import MlaStep
-from paged_mla_optimized.weights import HeadWeights
+from paged_mla_optimized.tensors.head_weights import HeadWeights
+from paged_mla_optimized.tensors.latent_cache import Cache, LatentCache, as_cache
+from paged_mla_optimized.tensors.step import MlaStep
+from paged_mla_optimized.tensors.values.lengths import mask_elements
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.problem import Mask, MaskSpelling, Problem

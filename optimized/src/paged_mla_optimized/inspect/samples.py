@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_mla_optimized.given import check_at_least, check_kind
+from paged_mla_optimized.config.arguments import check_at_least, check_kind
 from paged_mla_shared.aliases import alias_blocks
 from paged_mla_shared.dump import Dump, save_dump
 

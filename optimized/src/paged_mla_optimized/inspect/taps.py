@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.cache import LatentCache
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.kernels.portable import attend
-from paged_mla_optimized.runtime.device import is_interpreting
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.latent_cache import LatentCache
+from paged_mla_optimized.tensors.step import MlaStep
+from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.problem import Mask

@@ -9,24 +9,30 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from paged_mla_optimized import checks
-from paged_mla_optimized.apart import check_apart
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.cache import Cache, LatentCache, as_cache, empty_cache, named_tensors
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.core import blocks_of_cache
-from paged_mla_optimized.given import check_kind, integer
-from paged_mla_optimized.inspect.blocks import Paging, Table
-from paged_mla_optimized.inspect.check import check_step_values
-from paged_mla_optimized.inspect.scales import check_scales_read
-from paged_mla_optimized.launchers.merge_lines import MergeLines
-from paged_mla_optimized.launchers.shard import Shard
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.config.arguments import check_kind, integer
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.operations.merge.lines import MergeLines
+from paged_mla_optimized.operations.shard.launch import Shard
 from paged_mla_optimized.parallel.exchange import Exchange
 from paged_mla_optimized.parallel.heads import heads_of_rank
 from paged_mla_optimized.parallel.sharding import local_config, local_len
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.uncopied import Uncopied
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors import checks
+from paged_mla_optimized.tensors.latent_cache import (
+    Cache,
+    LatentCache,
+    as_cache,
+    blocks_of_cache,
+    empty_cache,
+    named_tensors,
+)
+from paged_mla_optimized.tensors.overlap import check_apart
+from paged_mla_optimized.tensors.step import MlaStep
+from paged_mla_optimized.tensors.values.blocks import Paging, Table
+from paged_mla_optimized.tensors.values.scales import check_scales_read
+from paged_mla_optimized.tensors.values.steps import check_step_values
 from paged_mla_shared.errors import InvalidArgument
 
 _TABLE_STRIDES = (1, 16, 17)  # Triton compiles for 1, for multiples of 16, and for the others

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.given import check_at_least, check_kind
-from paged_mla_optimized.launchers.merge_lines import line_width, split_lines
+from paged_mla_optimized.config.arguments import check_at_least, check_kind
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.operations.merge.lines import line_width, split_lines
 from paged_mla_optimized.parallel.heads import heads_of_rank
 
 _all_gather = getattr(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_mla_optimized.given import check_rank, integer
+from paged_mla_optimized.config.arguments import check_rank, integer
 from paged_mla_shared.errors import InvalidArgument
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.given import check_at_least, check_rank, integer
-from paged_mla_optimized.limits import MAX_HEADS, MAX_ROWS
+from paged_mla_optimized.config.arguments import check_at_least, check_rank, integer
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.config.limits import MAX_HEADS, MAX_ROWS
 from paged_mla_optimized.parallel.heads import heads_of_rank
 from paged_mla_shared.errors import InvalidArgument
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
-from paged_mla_optimized.given import integer
+from paged_mla_optimized.config.arguments import integer
+from paged_mla_optimized.config.attention import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.planning.families import Demand
 from paged_mla_shared.errors import InvalidArgument
 

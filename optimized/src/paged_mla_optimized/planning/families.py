@@ -9,40 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from paged_mla_optimized.config.architectures import INTERPRETER
+from paged_mla_optimized.config.limits import largest_power_of_two
 from paged_mla_shared.formats import FORMATS
-
-ARCHS = {
-    (8, 0): "sm80",
-    (8, 6): "sm86",
-    (8, 7): "sm86",
-    (8, 9): "sm89",
-    (9, 0): "sm90",
-    (10, 0): "sm100",
-    (10, 3): "sm100",
-    (12, 0): "sm120",
-    (12, 1): "sm120",
-}
-"""Architectures by compute capability."""
-
-SHARED_MEMORY = {
-    "sm80": 166_912,
-    "sm86": 101_376,
-    "sm89": 101_376,
-    "sm90": 232_448,
-    "sm100": 232_448,
-    "sm120": 101_376,
-}
-"""Bytes of shared memory one program may use."""
-
-OVERLAPPING = frozenset({"sm90", "sm100", "sm120"})
-"""Architectures on which a kernel can be launched while the one before still runs."""
-
-WITH_E4M3 = frozenset({"sm89", "sm90", "sm100", "sm120"})
-"""Architectures that convert e4m3 by themselves."""
-
-ROUNDING_E4M3_ONCE = WITH_E4M3 - {"sm89"}
-"""Those on which float32 is rounded to e4m3 once, as rule S-11 needs. For sm89, Triton 3.6 to 3.8
-truncates to float16 before it rounds, so that 0.4 % of the codes are one step too low."""
 
 MAX_FIXED_SPLITS = 128
 """Of a row, all its query tiles together: about as many as a device has multiprocessors."""
@@ -55,9 +24,6 @@ TILE = "tile"  # kernels/hopper/decode_tile.py
 FEW_FP8 = "few_fp8"  # kernels/hopper/decode_few_fp8.py
 TILE_FP8 = "tile_fp8"  # kernels/hopper/decode_tile_fp8.py
 TILE_EXACT = "tile_exact"  # kernels/hopper/decode_tile_exact.py
-
-INTERPRETER = "interpreter"
-"""Name of Triton's CPU interpreter where an architecture is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +146,7 @@ class Demand:
     cache_format : str
         Key of :data:`paged_mla_shared.formats.FORMATS`.
     products : str
-        "exact" or "fast", as :class:`~paged_mla_optimized.config.MlaConfig` has it.
+        "exact" or "fast", as :class:`~paged_mla_optimized.config.attention.MlaConfig` has it.
     num_heads : int
         H, of this rank.
     head_dims : (R, P)
@@ -390,8 +356,3 @@ def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> in
 def row_share(max_rows: int) -> int:
     """Return how many programs a row is cut for, of those that `max_rows` rows share."""
     return largest_power_of_two(MAX_FIXED_SPLITS // max_rows)
-
-
-def largest_power_of_two(most: int) -> int:
-    """Return the largest power of two up to `most`, or 1."""
-    return 1 << max(most.bit_length() - 1, 0)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.kernels.common.plan import (
     Lengths,
     MaskLines,
@@ -22,9 +22,9 @@ from paged_mla_optimized.kernels.common.plan import (
 from paged_mla_optimized.kernels.common.schedule import Work
 from paged_mla_optimized.kernels.common.segments import Tiles
 from paged_mla_optimized.planning.families import AttendVariant, fixed_splits, row_share
+from paged_mla_optimized.runtime.kernel_spec import DENSE, STRIDE, KernelSpec, number
 from paged_mla_optimized.runtime.launch import Fixed, Launcher
-from paged_mla_optimized.runtime.spec import DENSE, STRIDE, KernelSpec, number
-from paged_mla_optimized.step import MlaStep, RequestMap
+from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 
 _TOKENS_PER_PROGRAM = 64
 _ENTRIES_PER_PROGRAM = 512

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paged_mla_optimized.planning.families import INTERPRETER
+from paged_mla_optimized.config.architectures import INTERPRETER
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.config.attention import DTYPE_NAMES
 from paged_mla_shared.dtypes import NUMPY_DTYPES, bits
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.strides import MOST_GAPS, laid_out

@@ -10,34 +10,32 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Hashable, Iterator
-from inspect import getclosurevars, isfunction
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 import triton
-from triton.backends.nvidia import driver as nvidia
 from triton.runtime.driver import driver
 
 from paged_mla_optimized.runtime.bounded import Bounded
-from paged_mla_optimized.runtime.cache_keys import settle_key
-from paged_mla_optimized.runtime.spec import KernelSpec, leading_pointers
+from paged_mla_optimized.runtime.kernel_spec import KernelSpec, leading_pointers
+from paged_mla_optimized.triton_compat.c_launcher import (
+    KNOWS_C_LAUNCHER,
+    Device,
+    Forms,
+    Grid,
+    Start,
+    Stream,
+    encoded,
+    start_of,
+)
+from paged_mla_optimized.triton_compat.cache_keys import settle_key
 
 _HOOKS = triton.knobs.runtime
-_TRITON = ".".join(triton.__version__.split(".")[:2])
-_KNOWN = {"3.6", "3.7", "3.8", "3.9"}
-_NOT_READ = () if _TRITON in {"3.6", "3.7"} else (None,)
-"""What Triton's encoder of tensor maps takes besides, for other backends than NVIDIA's."""
 MAX_BINARIES = 1024
 """Keys of one kernel whose binaries are kept before all of them are forgotten."""
 
 _address = torch.Tensor.data_ptr
-
-Grid = tuple[int, int, int]
-Start = Callable[[Grid, int, tuple[Any, ...]], None]  # grid, stream, arguments
-Device = Callable[[], int]
-Stream = Callable[[int], int]  # of a device
-Forms = tuple[Any, ...] | None  # Triton's ``tensordesc_meta``; None wants descriptors as they are
 
 
 class Descriptors:
@@ -65,7 +63,7 @@ class Descriptors:
         return tuple(
             argument
             for descriptor, form in zip(self.descriptors, forms, strict=True)
-            for argument in nvidia.make_tensordesc_arg(descriptor, form, *_NOT_READ)
+            for argument in encoded(descriptor, form)
         )
 
 
@@ -148,7 +146,7 @@ class Launcher:
         device = next(_tensors(arguments)).get_device()
         with torch.cuda.device(device):
             binary = self._kernel[grid](*self._as_records(arguments), **self._named)
-        if binary is None or _TRITON not in _KNOWN or self._binaries.get(key) is not None:
+        if binary is None or not KNOWS_C_LAUNCHER or self._binaries.get(key) is not None:
             return  # the interpreter has none
         layout = _Layout(arguments, self._masks, self._pointers)
         if not layout.bits(arguments):
@@ -235,46 +233,3 @@ def _tensors(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:
         for part in parts if isinstance(parts, tuple) else (parts,):
             if isinstance(part, torch.Tensor):
                 yield part
-
-
-def start_of(binary: Any, cluster: int) -> tuple[Start, Forms]:
-    """Return what starts a compiled kernel, and the forms it wants descriptors in.
-
-    That is Triton's C launcher; or Triton's launcher around it, which allocates scratch memory
-    where a kernel needs some. Both take their arguments in the order of the `_KNOWN` versions.
-    """
-    run, function = binary.run, binary.function
-    hooks = (None, None, None)  # what they would be told, and they
-    if run.global_scratch_size or run.profile_scratch_size:
-        return _start_flat(run, 1, (function, binary.packed_metadata, *hooks)), None
-    launch, forms = _c_launcher(run)
-    num_warps, _, shared = binary.packed_metadata
-    told = ((num_warps, cluster, shared), *hooks)
-    flags = (run.launch_cooperative_grid, run.launch_pdl)
-    scratch = (None, None)
-    if _TRITON == "3.6":
-        return _start_flat(launch, cluster, (function, *flags, *scratch, *told)), forms
-    types = (run.arg_annotations, run.kernel_signature)
-    return _start_packed(launch, cluster, (function, *flags, *told, *scratch, *types)), forms
-
-
-def _c_launcher(run: Any) -> tuple[Any, Forms]:
-    """Return what `run`, a ``CudaLauncher``, calls once it has encoded the descriptors."""
-    if not isfunction(run.launch):  # it has none to encode
-        return run.launch, ()
-    enclosed = getclosurevars(run.launch).nonlocals
-    return enclosed["launcher"], tuple(enclosed["tensordesc_meta"])
-
-
-def _start_flat(launch: Any, cluster: int, fixed: tuple[Any, ...]) -> Start:
-    def start(grid: Grid, stream: int, arguments: tuple[Any, ...]) -> None:
-        launch(grid[0] // cluster, grid[1], grid[2], stream, *fixed, *arguments)
-
-    return start
-
-
-def _start_packed(launch: Any, cluster: int, fixed: tuple[Any, ...]) -> Start:
-    def start(grid: Grid, stream: int, arguments: tuple[Any, ...]) -> None:
-        launch(grid[0] // cluster, grid[1], grid[2], stream, *fixed, arguments)
-
-    return start

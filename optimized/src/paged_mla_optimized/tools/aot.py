@@ -32,13 +32,13 @@ from typing import Any, TypeVar
 import triton
 from triton.backends.compiler import GPUTarget
 
-from paged_mla_optimized.planning.families import SHARED_MEMORY
-from paged_mla_optimized.runtime.cache_keys import settle_key
-from paged_mla_optimized.runtime.device import is_interpreting
+from paged_mla_optimized.config.architectures import SHARED_MEMORY
 from paged_mla_optimized.tools.aot_job import Job
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch, sample_of
 from paged_mla_optimized.tools.arithmetic import unlisted
 from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, serialized_products
+from paged_mla_optimized.triton_compat.cache_keys import settle_key
+from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 
 T = TypeVar("T")
 _OF_INTEREST = re.compile(r"\b(?:wgmma|(?:min|max)\.[su])")

@@ -12,9 +12,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from paged_mla_optimized.config import DTYPE_NAMES, TORCH_DTYPES, MlaConfig
-from paged_mla_optimized.launchers.hopper import hopper_box
-from paged_mla_optimized.limits import MAX_HEADS
+from paged_mla_optimized.config.attention import DTYPE_NAMES, TORCH_DTYPES, MlaConfig
+from paged_mla_optimized.config.limits import MAX_HEADS
+from paged_mla_optimized.operations.attend.hopper import hopper_box
 from paged_mla_optimized.planning.families import (
     MOST_PAIRS,
     PORTABLE,

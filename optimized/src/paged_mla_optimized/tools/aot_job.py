@@ -10,7 +10,7 @@ from typing import Any
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from paged_mla_optimized.runtime.spec import FP_FUSION, STRIDE, KernelSpec
+from paged_mla_optimized.runtime.kernel_spec import FP_FUSION, STRIDE, KernelSpec
 
 Path = tuple[int, ...]  # index of a parameter, and of a record's field
 
@@ -28,7 +28,8 @@ class Job:
     name : str
     spec : KernelSpec
     dtype : str
-        Of queries and new latents, as ``runtime/spec.py`` spells it; "i32" for a plan's kernels.
+        Of queries and new latents, as ``runtime/kernel_spec.py`` spells it; "i32" for the
+        kernels of a plan.
     """
 
     name: str

@@ -26,28 +26,28 @@ from typing import NamedTuple
 
 import torch
 
-from paged_mla_optimized.config import DTYPE_NAMES, MASKS, TORCH_DTYPES, MlaConfig
-from paged_mla_optimized.launchers.append import append_choices, append_spec
-from paged_mla_optimized.launchers.argument_types import partial_dtype
-from paged_mla_optimized.launchers.combine import combine_spec
-from paged_mla_optimized.launchers.gather import gather_spec
-from paged_mla_optimized.launchers.hopper import has_rope, hopper_spec
-from paged_mla_optimized.launchers.hopper_prefill import hopper_prefill_spec
-from paged_mla_optimized.launchers.merge import merge_spec
-from paged_mla_optimized.launchers.merge_lines import merge_lines_spec
-from paged_mla_optimized.launchers.merge_tiles import merge_tiles_spec
-from paged_mla_optimized.launchers.parts import part_spec
-from paged_mla_optimized.launchers.portable import attend_spec
-from paged_mla_optimized.launchers.prefill import plan_spec, portable_spec
-from paged_mla_optimized.launchers.quantise import quantise_spec
-from paged_mla_optimized.launchers.rotate import rotate_spec
-from paged_mla_optimized.launchers.shard import shard_spec
+from paged_mla_optimized.config.attention import DTYPE_NAMES, MASKS, TORCH_DTYPES, MlaConfig
+from paged_mla_optimized.config.prefill import PrefillConfig
+from paged_mla_optimized.operations.append.launch import append_choices, append_spec
+from paged_mla_optimized.operations.argument_types import partial_dtype
+from paged_mla_optimized.operations.attend.combine import combine_spec
+from paged_mla_optimized.operations.attend.hopper import has_rope, hopper_spec
+from paged_mla_optimized.operations.attend.portable import attend_spec
+from paged_mla_optimized.operations.gather.launch import gather_spec
+from paged_mla_optimized.operations.merge.lines import merge_lines_spec
+from paged_mla_optimized.operations.merge.partials import merge_spec
+from paged_mla_optimized.operations.merge.tiles import merge_tiles_spec
+from paged_mla_optimized.operations.prefill.hopper import hopper_prefill_spec
+from paged_mla_optimized.operations.prefill.key_chunks import part_spec
+from paged_mla_optimized.operations.prefill.portable import plan_spec, portable_spec
+from paged_mla_optimized.operations.queries.quantize import quantise_spec
+from paged_mla_optimized.operations.queries.rotate import rotate_spec
+from paged_mla_optimized.operations.shard.launch import shard_spec
 from paged_mla_optimized.planning.families import FAMILIES, FEW, PORTABLE, AttendVariant
 from paged_mla_optimized.planning.plan import schedule_spec, token_spec
 from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
-from paged_mla_optimized.prefill_config import PrefillConfig
-from paged_mla_optimized.runtime.spec import SHORT, STRIDE
-from paged_mla_optimized.stepping.drafts import copy_tails_spec, draft_rows_spec
+from paged_mla_optimized.runtime.kernel_spec import SHORT, STRIDE
+from paged_mla_optimized.serving.drafts import copy_tails_spec, draft_rows_spec
 from paged_mla_optimized.tools.aot_axes import (
     BLOCKS,
     DIMS,

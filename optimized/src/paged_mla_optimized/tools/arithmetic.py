@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paged_mla_optimized.planning.families import ROUNDING_E4M3_ONCE, SHARED_MEMORY, WITH_E4M3
+from paged_mla_optimized.config.architectures import ROUNDING_E4M3_ONCE, SHARED_MEMORY, WITH_E4M3
 from paged_mla_optimized.tools.aot_job import Job
 
 EVERY = frozenset(SHARED_MEMORY)
@@ -64,7 +64,7 @@ class Allowed:
     kernels : str
         Those that may hold them, a key of ``_KERNELS``.
     dtypes : frozenset of str
-        Of queries and new latents, as ``runtime/spec.py`` spells them; empty for all.
+        Of queries and new latents, as ``runtime/kernel_spec.py`` spells them; empty for all.
     constants : dict
         What kernels are compiled for.
     """

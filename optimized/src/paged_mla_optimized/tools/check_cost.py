@@ -12,10 +12,10 @@ import time
 
 import torch
 
-from paged_mla_optimized.cache import LatentCache, as_cache, empty_cache
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.inspect.check import check_step_values
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.tensors.latent_cache import LatentCache, as_cache, empty_cache
+from paged_mla_optimized.tensors.step import MlaStep
+from paged_mla_optimized.tensors.values.steps import check_step_values
 
 ROWS, SEQ_LEN, BLOCK_SIZE, REPEATS = 256, 4096, 64, 20
 

@@ -42,12 +42,12 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 
-from paged_mla_optimized.planning.families import SHARED_MEMORY
-from paged_mla_optimized.runtime.cache_keys import settle_key
-from paged_mla_optimized.runtime.device import is_interpreting
+from paged_mla_optimized.config.architectures import SHARED_MEMORY
 from paged_mla_optimized.tools.aot import compiled_kernel, disassembled
 from paged_mla_optimized.tools.aot_job import Job
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
+from paged_mla_optimized.triton_compat.cache_keys import settle_key
+from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 
 FOLDER = Path(__file__).parents[3] / "fingerprints"
 _DIGITS = 12

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.runtime.device import device_record
-from paged_mla_optimized.step import MlaStep
-from paged_mla_optimized.stepping.graph import GraphedStep
-from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
+from paged_mla_optimized.serving.graph import GraphedStep
+from paged_mla_optimized.serving.inputs import Bucket, StepInputs, StepView
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tools.bench.timing import capture, milliseconds
 
 _DECODE = MlaConfig(

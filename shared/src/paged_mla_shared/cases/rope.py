@@ -21,7 +21,6 @@ def _rope(
     name: str,
     why: str,
     rows: tuple[Row, ...],
-    mask: Mask = Mask.CAUSAL,
     *,
     theta: float = 10000.0,
     yarn: Yarn | None = None,
@@ -36,7 +35,6 @@ def _rope(
         rules=("S-3", "S-12"),
         rows=rows,
         num_heads=num_heads,
-        mask=mask,
         rope=Rope(pairing, theta=theta, yarn=yarn),
         **more,
     )
@@ -44,7 +42,7 @@ def _rope(
 
 CASES = (
     *(
-        _rope(pairing, name, why, rows, mask, yarn=YARN if name == "yarn" else None)
+        _rope(pairing, name, why, rows, mask=mask, yarn=YARN if name == "yarn" else None)
         for pairing in RopePairing
         for name, why, rows, mask in (
             ("decode", "the position of a decode token is absolute",
@@ -87,7 +85,8 @@ CASES = (
     ),
     *(
         _rope(pairing, f"tree-{spelling}", "positions follow depth in every spelling of a mask",
-              (Row(70, 8), Row(0, 1), Row(5, 5)), Mask.TREE, mask_spelling=spelling, num_heads=2)
+              (Row(70, 8), Row(0, 1), Row(5, 5)), mask=Mask.TREE, mask_spelling=spelling,
+              num_heads=2)
         for spelling in (MaskSpelling.FULL, MaskSpelling.PACKED)
         for pairing in RopePairing
     ),
@@ -97,7 +96,7 @@ CASES = (
           strided_inputs=True),
     *(
         _rope(pairing, "wide-tree", "positions follow depth in wide trees",
-              (Row(130, 64), Row(50, 33)), Mask.TREE, theta=5e4, num_heads=2)
+              (Row(130, 64), Row(50, 33)), mask=Mask.TREE, theta=5e4, num_heads=2)
         for pairing in RopePairing
     ),
     *(
@@ -109,7 +108,7 @@ CASES = (
     _rope(RopePairing.NEOX, "steps", "positions of each step are its own",
           (Row(70, 5), Row(9, 9)), num_heads=2, then=((Row(300, 5), Row(40, 9)), (Row(3, 1),))),
     _rope(RopePairing.NEOX, "deep-tree", "positions follow depth however deep", (Row(130, 40),),
-          Mask.TREE, tree=Tree.CHAIN, num_heads=2),
+          mask=Mask.TREE, tree=Tree.CHAIN, num_heads=2),
     _rope(RopePairing.INTERLEAVED, "131072", "positions up to 2^17",
           (Row(131072, 2), Row(4097, 1)), num_heads=1, is_slow=True),
     _rope(RopePairing.INTERLEAVED, "163840", "the context that DeepSeek-V3 is served with",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any
 from zlib import crc32
@@ -36,6 +36,40 @@ class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         self.status = status
         super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The first answer of a process: which tests there are, and what they are asked of.
+
+    Parameters
+    ----------
+    subject : dict
+        Fields of :class:`Subject`.
+    tests : list of dict
+        Fields of a :class:`Result` for each test, without its outcome.
+    costs : list of float
+        Expected costs of the tests, in any unit.
+    huge : list of int
+        Numbers of tests that need most of the device's memory.
+    deselected : list of str
+        Names of tests that are not asked.
+    quick : dict or None
+        What a quick selection can find, and finds.
+    maxfail : int
+        Failures after which the run ends; 0 for none.
+    warnings : dict of str to int
+        Warnings of the collection, and how many of each.
+    """
+
+    subject: dict[str, Any]
+    tests: list[dict[str, Any]]
+    costs: list[float]
+    huge: list[int]
+    deselected: list[str]
+    quick: dict[str, Any] | None
+    maxfail: int
+    warnings: dict[str, int]
 
 
 class Scheduler:
@@ -124,7 +158,7 @@ class Scheduler:
                 continue
             kind = message.pop("kind")
             if kind == "collected":
-                self._collected(worker, **message)
+                self._collected(worker, Collected(**message))
             elif kind == "result":
                 self._answered(worker, **message)
             else:
@@ -139,32 +173,20 @@ class Scheduler:
             elif limit and time.monotonic() - worker.since > limit:
                 self._timed_out(worker)
 
-    def _collected(
-        self,
-        worker: Worker,
-        *,
-        subject: dict[str, Any],
-        tests: list[dict[str, Any]],
-        costs: list[float],
-        huge: list[int],
-        deselected: list[str],
-        quick: dict[str, Any] | None,
-        maxfail: int,
-        warnings: dict[str, int],
-    ) -> None:
+    def _collected(self, worker: Worker, found: Collected) -> None:
         """Learn from the first answer which tests there are; other processes must agree."""
         worker.collected = True
-        known = [Result(**test) for test in tests]
+        known = [Result(**test) for test in found.tests]
         if not self._tests:
-            report, self._tests, self._maxfail = self._report, known, maxfail
-            report.subject, report.deselected = Subject(**subject), deselected
+            report, self._tests, self._maxfail = self._report, known, found.maxfail
+            report.subject, report.deselected = Subject(**found.subject), found.deselected
             report.tests = [test.test for test in known]
-            if quick is not None:
-                report.findable, report.finds = quick["findable"], quick["finds"]
-            report.warn(warnings, "while it was loaded")
-            self._cost = dict(zip(report.tests, _shares(costs), strict=True))
-            self._huge.extend(huge)
-            self._queue.extend(_mixed(report.tests, set(range(len(known))) - set(huge)))
+            if found.quick is not None:
+                report.findable, report.finds = found.quick["findable"], found.quick["finds"]
+            report.warn(found.warnings, "while it was loaded")
+            self._cost = dict(zip(report.tests, _shares(found.costs), strict=True))
+            self._huge.extend(found.huge)
+            self._queue.extend(_mixed(report.tests, set(range(len(known))) - set(found.huge)))
             self._progress.begin(f"{report.subject.title}: {len(known)} tests")
         elif known != self._tests:
             self._give_up("processes found different tests")

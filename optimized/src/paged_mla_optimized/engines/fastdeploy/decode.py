@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.checks import check_tensor
-from paged_mla_optimized.given import check_kind
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.config.arguments import check_kind
+from paged_mla_optimized.tensors.checks import check_tensor
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 

@@ -14,7 +14,8 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_exec, get_memory, get_parallel, get_schedule, get_spec
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.config.prefill import PrefillConfig
 from paged_mla_optimized.engines.fits import misfit
 from paged_mla_optimized.engines.sglang.convert import cache_format, capacities, own_masks
 from paged_mla_optimized.engines.sglang.prompts import Prompts
@@ -26,7 +27,6 @@ from paged_mla_optimized.engines.sglang.reasons import (
 )
 from paged_mla_optimized.engines.sglang.rows import Rows
 from paged_mla_optimized.engines.sglang.versions import attention_backends, moves_tokens, tokens_of
-from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 

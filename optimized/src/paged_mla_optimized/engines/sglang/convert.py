@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.config.attention import DTYPE_NAMES
 from paged_mla_optimized.engines.tensors import FLAT_FP8
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE

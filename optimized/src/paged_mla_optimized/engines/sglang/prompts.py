@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from paged_mla_optimized.config.prefill import PrefillConfig
 from paged_mla_optimized.engines.heads import HeadsPrefill
 from paged_mla_optimized.engines.sglang.convert import starts_of
-from paged_mla_optimized.prefill_config import PrefillConfig
 
 
 class Prompts:

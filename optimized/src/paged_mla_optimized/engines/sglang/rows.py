@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import torch
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.checks import check_capacity
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.engines.sglang.convert import as_blocks, starts_of
 from paged_mla_optimized.engines.tensors import as_cache, split_queries
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
-from paged_mla_optimized.step import MlaStep, RequestMap
+from paged_mla_optimized.tensors.checks import check_capacity
+from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 
 _TABLE_MULTIPLE = 8
 
 
 class Rows:
-    """A :class:`~paged_mla_optimized.api.PagedMla` that is fed as SGLang feeds a backend.
+    """A :class:`~paged_mla_optimized.api.paged_mla.PagedMla` that is fed as SGLang feeds a backend.
 
     Draft trees have one of their own.
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.engines.tools.rates import ATTENTION
 from paged_mla_optimized.runtime.device import device_record
+from paged_mla_optimized.tensors.latent_cache import LatentCache
 from paged_mla_optimized.tools.bench.cases import Case
 from paged_mla_optimized.tools.bench.problem import attention, build
 from paged_mla_optimized.tools.bench.timing import in_turns

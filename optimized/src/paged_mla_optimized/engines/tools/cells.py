@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paged_mla_optimized.engines.tools.rates import table
-from paged_mla_optimized.engines.tools.together import (
+from paged_mla_optimized.engines.tools.side_by_side import (
     Cell,
     Timer,
     Together,

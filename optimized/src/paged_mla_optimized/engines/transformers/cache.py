@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from paged_mla_optimized.config.arguments import check_at_least, check_kind
 from paged_mla_optimized.engines.transformers.attention import NAME, Latents
 from paged_mla_optimized.engines.transformers.pool import LatentPool
 from paged_mla_optimized.engines.transformers.rows import Rows
-from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 

@@ -14,7 +14,10 @@ from transformers import PreTrainedModel
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.api.layer import MlaLayer
+from paged_mla_optimized.config.arguments import check_at_least, check_kind
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.config.layer import LayerConfig
 from paged_mla_optimized.engines.transformers.attention import pass_on, take_latents
 from paged_mla_optimized.engines.transformers.projection import (
     check_calls,
@@ -22,9 +25,6 @@ from paged_mla_optimized.engines.transformers.projection import (
     check_projection,
 )
 from paged_mla_optimized.engines.transformers.turns import Turns
-from paged_mla_optimized.given import check_at_least, check_kind
-from paged_mla_optimized.layer import MlaLayer
-from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 

@@ -20,7 +20,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.config.attention import DTYPE_NAMES
 from paged_mla_shared.errors import Unsupported
 
 _OF_THE_CLASS = ("_slow_forward", "_call_impl", "_wrapped_call_impl")

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.engines.transformers.attention import OF_THIS_MODEL
 from paged_mla_optimized.engines.transformers.pool import LatentPool
-from paged_mla_optimized.step import MlaStep
-from paged_mla_optimized.weights import HeadWeights
+from paged_mla_optimized.tensors.checks import check_tensor
+from paged_mla_optimized.tensors.head_weights import HeadWeights
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 

@@ -9,13 +9,13 @@ from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
 from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from paged_mla_optimized.config.architectures import ARCHS
 from paged_mla_optimized.engines.fits import DTYPES, HEAD_SIZES
 from paged_mla_optimized.engines.vllm.builder import PagedMlaMetadataBuilder
 from paged_mla_optimized.engines.vllm.convert import KV_CACHE_DTYPES
 from paged_mla_optimized.engines.vllm.impl import PagedMlaImpl
 from paged_mla_optimized.engines.vllm.reasons import misfit
 from paged_mla_optimized.engines.vllm.registration import name_in
-from paged_mla_optimized.planning.families import ARCHS
 
 
 class PagedMlaBackend(MLACommonBackend):

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 )
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.engines.vllm.convert import cache_format, capacities
 from paged_mla_optimized.engines.vllm.decode import Decode, FixedLengths, Step
 from paged_mla_optimized.engines.vllm.options import options_of

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.cache import Cache
-from paged_mla_optimized.checks import check_tensor
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.engines.tensors import as_cache, split_queries
 from paged_mla_optimized.engines.vllm.convert import query_len
-from paged_mla_optimized.inspect.scales import check_layer_scale
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.device import is_capturing
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.checks import check_tensor
+from paged_mla_optimized.tensors.latent_cache import Cache
+from paged_mla_optimized.tensors.step import MlaStep
+from paged_mla_optimized.tensors.values.scales import check_layer_scale
 
 
 @dataclass(eq=False)
@@ -105,7 +105,7 @@ class Step:
 
 
 class Decode:
-    """A :class:`~paged_mla_optimized.api.PagedMla` that is fed as vLLM feeds a backend.
+    """A :class:`~paged_mla_optimized.api.paged_mla.PagedMla` that is fed as vLLM feeds a backend.
 
     Parameters
     ----------

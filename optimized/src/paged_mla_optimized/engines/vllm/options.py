@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from paged_mla_optimized.given import check_between, check_kind, check_word
-from paged_mla_optimized.limits import MAX_TOKENS
+from paged_mla_optimized.config.arguments import check_between, check_kind, check_word
+from paged_mla_optimized.config.limits import MAX_TOKENS
 from paged_mla_shared.backend import PRODUCTS
 from paged_mla_shared.errors import InvalidArgument
 
@@ -25,8 +25,8 @@ class Options:
         is; longer ones go vLLM's way, through keys and values of every head. vLLM raises it to what
         a row with all its drafts has.
     products : str
-        As :class:`~paged_mla_optimized.config.MlaConfig` has it: "fast" lets kernels over FP8
-        caches round queries and weights to FP8.
+        As :class:`~paged_mla_optimized.config.attention.MlaConfig` has it: "fast" lets kernels
+        over FP8 caches round queries and weights to FP8.
 
     Raises
     ------

@@ -9,12 +9,12 @@ import torch
 from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
+from paged_mla_optimized.config.architectures import ARCHS
+from paged_mla_optimized.config.prefill import PrefillConfig
 from paged_mla_optimized.engines.fits import DTYPES
 from paged_mla_optimized.engines.heads import HeadsPrefill, Keys, warm_up
 from paged_mla_optimized.engines.vllm.registration import name_in
 from paged_mla_optimized.engines.vllm.versions import context_chunk
-from paged_mla_optimized.planning.families import ARCHS
-from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_shared.errors import Unsupported
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.config.attention import DTYPE_NAMES
 from paged_mla_optimized.engines.tensors import FLAT_FP8, split_queries
 from paged_mla_optimized.inspect.samples import Samples, blocks_near
 from paged_mla_optimized.runtime.arrays import to_numpy, to_numpy_spread

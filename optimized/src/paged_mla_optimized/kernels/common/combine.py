@@ -16,8 +16,14 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, Partials, line_at, line_ptr
 from paged_mla_optimized.kernels.common.merge import close_sum
+from paged_mla_optimized.kernels.common.token_head import (
+    Answers,
+    Lines,
+    Partials,
+    line_at,
+    line_ptr,
+)
 
 
 class _Group(NamedTuple):

@@ -13,7 +13,7 @@ No tile is cut over its keys, and each belongs to one row: no row's bits depend 
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.opaque import opaque
+from paged_mla_optimized.kernels.common.optimization_barrier import opaque
 from paged_mla_optimized.kernels.common.schedule import running_maximum
 
 BLOCK_N = tl.constexpr(128)  # keys of a block, in which tiles are compared

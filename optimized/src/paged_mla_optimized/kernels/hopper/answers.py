@@ -4,10 +4,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 
-from paged_mla_optimized.kernels.common.lines import line_at, line_ptr
+from paged_mla_optimized.kernels.common.token_head import line_at, line_ptr
 from paged_mla_optimized.kernels.hopper.e4m3 import in_order
-from paged_mla_optimized.kernels.hopper.names import read_as
 from paged_mla_optimized.kernels.hopper.pairs import kept_pairs, partial_pairs, query_pairs
+from paged_mla_optimized.triton_compat.gluon_names import read_as
 
 _WARPS = gl.constexpr(8)
 

@@ -18,7 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, Partials, line_at, line_ptr
 from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
 from paged_mla_optimized.kernels.common.schedule import VARYING, Work
 from paged_mla_optimized.kernels.common.segments import (
@@ -28,6 +27,14 @@ from paged_mla_optimized.kernels.common.segments import (
     own_share,
     tile_of_visit,
 )
+from paged_mla_optimized.kernels.common.token_head import (
+    Answers,
+    Lines,
+    Partials,
+    line_at,
+    line_ptr,
+)
+from paged_mla_optimized.kernels.hopper.async_rows import copy_queries
 from paged_mla_optimized.kernels.hopper.keys import (
     Geometry,
     Keys,
@@ -38,7 +45,6 @@ from paged_mla_optimized.kernels.hopper.keys import (
     copy_tiles,
     next_stage,
 )
-from paged_mla_optimized.kernels.hopper.lines import copy_queries
 from paged_mla_optimized.kernels.hopper.pairs import (
     partial_pairs,
     query_pairs,

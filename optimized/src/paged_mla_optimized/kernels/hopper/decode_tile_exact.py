@@ -27,9 +27,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, Partials
 from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
-from paged_mla_optimized.kernels.common.opaque import opaque
+from paged_mla_optimized.kernels.common.optimization_barrier import opaque
 from paged_mla_optimized.kernels.common.schedule import VARYING, Work
 from paged_mla_optimized.kernels.common.segments import (
     Step,
@@ -38,6 +37,7 @@ from paged_mla_optimized.kernels.common.segments import (
     own_share,
     tile_of_visit,
 )
+from paged_mla_optimized.kernels.common.token_head import Answers, Lines, Partials
 from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
@@ -50,7 +50,6 @@ from paged_mla_optimized.kernels.hopper.keys import (
     copy_tiles,
     tile_arrivals,
 )
-from paged_mla_optimized.kernels.hopper.names import read_as, thread_barrier
 from paged_mla_optimized.kernels.hopper.pairs import (
     query_pairs,
     sees,
@@ -66,7 +65,7 @@ from paged_mla_optimized.kernels.hopper.queries import (
     store_pieces,
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope, RopeTables
-from paged_mla_optimized.kernels.hopper.shares import key_scale_of, load_scales, store_ratios
+from paged_mla_optimized.kernels.hopper.scale_groups import key_scale_of, load_scales, store_ratios
 from paged_mla_optimized.kernels.hopper.softmax import (
     FLOOR,
     LAZY,
@@ -75,6 +74,7 @@ from paged_mla_optimized.kernels.hopper.softmax import (
     own_sums,
     own_sums_at,
 )
+from paged_mla_optimized.triton_compat.gluon_names import read_as, thread_barrier
 
 _STAGES = gl.constexpr(3)
 _WARPS = gl.constexpr(8)  # that make weights and answers

@@ -34,7 +34,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, Partials, line_at
 from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
 from paged_mla_optimized.kernels.common.scales import load_scales
 from paged_mla_optimized.kernels.common.schedule import VARYING, Work
@@ -45,6 +44,8 @@ from paged_mla_optimized.kernels.common.segments import (
     own_share,
     tile_of_visit,
 )
+from paged_mla_optimized.kernels.common.token_head import Answers, Lines, Partials, line_at
+from paged_mla_optimized.kernels.hopper.async_rows import copy_queries
 from paged_mla_optimized.kernels.hopper.keys import (
     Geometry,
     Keys,
@@ -58,8 +59,6 @@ from paged_mla_optimized.kernels.hopper.keys import (
     stage_behind,
     table_of_row,
 )
-from paged_mla_optimized.kernels.hopper.lines import copy_queries
-from paged_mla_optimized.kernels.hopper.names import read_as
 from paged_mla_optimized.kernels.hopper.pairs import (
     partial_pairs,
     query_pairs,
@@ -77,6 +76,7 @@ from paged_mla_optimized.kernels.hopper.softmax import (
     raised_in_twos,
     store_lse,
 )
+from paged_mla_optimized.triton_compat.gluon_names import read_as
 
 _SLOTS = gl.constexpr(5)
 # Offsets of the barriers in their array, one for each slot but for the last two.

@@ -9,8 +9,8 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 
 from paged_mla_optimized.kernels.common.scales import has_key_scales
 from paged_mla_optimized.kernels.common.segments import find_segment, own_share, tile_of_visit
-from paged_mla_optimized.kernels.hopper.lines import copy_lines, lines_layout
-from paged_mla_optimized.kernels.hopper.names import copy_box, copy_elements
+from paged_mla_optimized.kernels.hopper.async_rows import copy_lines, lines_layout
+from paged_mla_optimized.triton_compat.gluon_names import copy_box, copy_elements
 from paged_mla_shared import formats
 
 GROUPS_PER_BLOCK = gl.constexpr(formats.GROUPS_PER_BLOCK)

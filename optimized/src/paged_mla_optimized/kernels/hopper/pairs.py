@@ -5,15 +5,15 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from paged_mla_optimized.kernels.common.handover import (
+from paged_mla_optimized.kernels.common.optimization_barrier import opaque
+from paged_mla_optimized.kernels.common.segments import partial_of_segment
+from paged_mla_optimized.kernels.common.split_handoff import (
     await_state,
     forget_state,
     leave_state,
     state_of_program,
 )
-from paged_mla_optimized.kernels.common.opaque import opaque
-from paged_mla_optimized.kernels.common.segments import partial_of_segment
-from paged_mla_optimized.kernels.hopper.names import thread_barrier
+from paged_mla_optimized.triton_compat.gluon_names import thread_barrier
 
 
 class Pairs(NamedTuple):

@@ -35,12 +35,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
 from paged_mla_optimized.kernels.common.logarithms import lse_of
 from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile, load_work
+from paged_mla_optimized.kernels.common.token_head import Answers, Lines, line_at, line_ptr
 from paged_mla_optimized.kernels.hopper.keys import clear_tail
-from paged_mla_optimized.kernels.hopper.names import copy_box, thread_barrier
 from paged_mla_optimized.kernels.hopper.softmax import FLOOR, own_sums, raised
+from paged_mla_optimized.triton_compat.gluon_names import copy_box, thread_barrier
 
 _ITEMS = gl.constexpr(8)  # more than are in work at a time: one to store, three to load
 _ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))

@@ -8,7 +8,7 @@ of a pair's largest component loses no bit, and what is below 2 ** -39 is lost.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from paged_mla_optimized.kernels.common.lines import line_at
+from paged_mla_optimized.kernels.common.token_head import line_at
 from paged_mla_optimized.kernels.hopper.pairs import query_pairs
 from paged_mla_optimized.kernels.hopper.rope import load_q_pe, rotated
 

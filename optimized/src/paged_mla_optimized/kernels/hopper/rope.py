@@ -5,8 +5,8 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from paged_mla_optimized.kernels.common.lines import line_at
-from paged_mla_optimized.kernels.hopper.lines import copy_queries
+from paged_mla_optimized.kernels.common.token_head import line_at
+from paged_mla_optimized.kernels.hopper.async_rows import copy_queries
 from paged_mla_optimized.kernels.hopper.pairs import query_pairs
 
 

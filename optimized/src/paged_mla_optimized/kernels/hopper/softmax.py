@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language import PropagateNan
 
-from paged_mla_optimized.kernels.common.lines import line_ptr
+from paged_mla_optimized.kernels.common.token_head import line_ptr
 from paged_mla_optimized.kernels.hopper.pairs import (
     kept_pairs,
     partial_pairs,

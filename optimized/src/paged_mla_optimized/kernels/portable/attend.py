@@ -13,13 +13,6 @@ have a peak of their own: what is rounded to 16 bits is at most 1, whatever the 
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.handover import (
-    await_state,
-    forget_state,
-    leave_state,
-    state_of_program,
-)
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, Partials, line_at, line_ptr
 from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.scales import has_key_scales
 from paged_mla_optimized.kernels.common.schedule import (
@@ -33,6 +26,19 @@ from paged_mla_optimized.kernels.common.segments import (
     own_share,
     partial_of_segment,
     tile_of_visit,
+)
+from paged_mla_optimized.kernels.common.split_handoff import (
+    await_state,
+    forget_state,
+    leave_state,
+    state_of_program,
+)
+from paged_mla_optimized.kernels.common.token_head import (
+    Answers,
+    Lines,
+    Partials,
+    line_at,
+    line_ptr,
 )
 from paged_mla_optimized.kernels.portable.keys import (
     Keys,

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized.cache import LatentCache
-from paged_mla_optimized.core import Core
+from paged_mla_optimized.api.core import Core
 from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import device_record
+from paged_mla_optimized.tensors.latent_cache import LatentCache
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import GROUPS, Case
 from paged_mla_optimized.tools.bench.problem import Tensors, build, error, plan

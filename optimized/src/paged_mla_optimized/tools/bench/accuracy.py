@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paged_mla_optimized.cache import LatentCache
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.tensors.latent_cache import LatentCache
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import Case, P, R
 from paged_mla_optimized.tools.bench.formatted import FLAT, FP8_NAMES, held, written

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized.cache import empty_cache
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.core import Core
-from paged_mla_optimized.launchers.gather import Spans
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.api.core import Core
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.operations.gather.launch import Spans
+from paged_mla_optimized.tensors.latent_cache import empty_cache
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tools.bench.cases import P, R
 from paged_mla_optimized.tools.bench.problem import SCALE, off_by
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run

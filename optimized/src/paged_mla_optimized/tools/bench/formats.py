@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized.cache import LatentCache
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.tensors.latent_cache import LatentCache
 from paged_mla_optimized.tools.bench.cases import FORMATTED, Case
 from paged_mla_optimized.tools.bench.formatted import FLAT, FP8_NAMES, held, written
 from paged_mla_optimized.tools.bench.problem import ROUNDED_LIMIT, Tensors, attention, build, error

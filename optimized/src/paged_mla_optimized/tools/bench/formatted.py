@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from paged_mla_optimized.cache import LatentCache, as_cache, empty_cache
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.core import Core
-from paged_mla_optimized.launchers.append import Append
+from paged_mla_optimized.api.core import Core
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.operations.append.launch import Append
+from paged_mla_optimized.tensors.latent_cache import LatentCache, as_cache, empty_cache
 from paged_mla_optimized.tools.bench.cases import R
 from paged_mla_shared.formats import FORMATS
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.tensors.latent_cache import LatentCache
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import FP8, Case
 from paged_mla_optimized.tools.bench.problem import ROUNDED_LIMIT, Tensors, attention, build, error

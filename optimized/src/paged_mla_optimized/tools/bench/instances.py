@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tools.bench.cases import MAIN, P, R
 from paged_mla_optimized.tools.bench.problem import SCALE
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run

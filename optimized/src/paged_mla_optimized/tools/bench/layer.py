@@ -22,20 +22,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.launchers.merge_tiles import MergeTiles
-from paged_mla_optimized.layer import MlaLayer
-from paged_mla_optimized.layer_config import LayerConfig
-from paged_mla_optimized.planning.forms import Forms, Prices
-from paged_mla_optimized.prefill import Prefill
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.api.layer import MlaLayer
+from paged_mla_optimized.api.paged_mla import PagedMla
+from paged_mla_optimized.api.prefill import Prefill
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.config.layer import LayerConfig
+from paged_mla_optimized.operations.merge.tiles import MergeTiles
+from paged_mla_optimized.planning.layer_cost import Forms, Prices
+from paged_mla_optimized.tensors.head_weights import HeadWeights
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import P, R
 from paged_mla_optimized.tools.bench.problem import SCALE, off_by
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_optimized.tools.bench.timing import Launch, in_turns
-from paged_mla_optimized.weights import HeadWeights
 
 N, V = 128, 128
 _LIMIT = 1e-2  # relative error: keys, values, weights and answers are rounded to bfloat16

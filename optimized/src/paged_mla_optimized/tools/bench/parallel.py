@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.api.paged_mla import PagedMla
 from paged_mla_optimized.parallel import ContextParallelMla, heads_of_rank, link_bytes
 from paged_mla_optimized.parallel.exchange import Exchange
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tools.bench.cases import Case
 from paged_mla_optimized.tools.bench.problem import Tensors, build, off_by
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run

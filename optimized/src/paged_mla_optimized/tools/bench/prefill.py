@@ -22,9 +22,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from paged_mla_optimized.launchers.prefill import Heads
-from paged_mla_optimized.prefill import Prefill
-from paged_mla_optimized.prefill_config import PrefillConfig
+from paged_mla_optimized.api.prefill import Prefill
+from paged_mla_optimized.config.prefill import PrefillConfig
+from paged_mla_optimized.operations.prefill.portable import Heads
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.problem import SCALE, off_by
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_mla_optimized.cache import Cache
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.core import Core
-from paged_mla_optimized.step import MlaStep
+from paged_mla_optimized.api.core import Core
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.tensors.latent_cache import Cache
+from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tools.bench.cases import Case, P, R
 
 SCALE = 192**-0.5

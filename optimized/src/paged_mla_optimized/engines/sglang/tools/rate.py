@@ -39,7 +39,7 @@ from paged_mla_optimized.engines.tools.cells import (
     token_bytes,
 )
 from paged_mla_optimized.engines.tools.model import NOPE, ROPE, VALUE, VOCAB
-from paged_mla_optimized.engines.tools.together import Cell, Timer
+from paged_mla_optimized.engines.tools.side_by_side import Cell, Timer
 from paged_mla_optimized.engines.tools.trace import busy_ms_of_step, take
 
 COMMAND = Command(

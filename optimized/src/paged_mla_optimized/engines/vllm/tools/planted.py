@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paged_mla_optimized.config import MlaConfig, SoftmaxScaleWarning
+from paged_mla_optimized.config.attention import MlaConfig, SoftmaxScaleWarning
 from paged_mla_optimized.engines.tools.model import VOCAB, build_model
 from paged_mla_optimized.engines.vllm.decode import Decode, Step
 from paged_mla_optimized.engines.vllm.record import record

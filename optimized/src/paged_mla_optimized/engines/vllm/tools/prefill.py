@@ -21,7 +21,7 @@ from typing import Any
 
 from paged_mla_optimized.engines.tools.cells import Command
 from paged_mla_optimized.engines.tools.model import VOCAB
-from paged_mla_optimized.engines.tools.together import Cell, Timer
+from paged_mla_optimized.engines.tools.side_by_side import Cell, Timer
 from paged_mla_optimized.engines.tools.trace import busy_ms
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import (

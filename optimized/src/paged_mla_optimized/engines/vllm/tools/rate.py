@@ -31,7 +31,7 @@ from paged_mla_optimized.engines.tools.cells import (
     token_bytes,
 )
 from paged_mla_optimized.engines.tools.model import VOCAB
-from paged_mla_optimized.engines.tools.together import Cell, Timer
+from paged_mla_optimized.engines.tools.side_by_side import Cell, Timer
 from paged_mla_optimized.engines.tools.trace import busy_ms_of_step
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import (

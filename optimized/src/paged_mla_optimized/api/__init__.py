@@ -1,0 +1,1 @@
+"""The classes that an engine holds, and the ops under ``torch.compile``."""

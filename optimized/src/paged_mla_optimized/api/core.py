@@ -1,0 +1,371 @@
+"""Checks and launches behind the API: what methods, ops and adapters share."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+
+from paged_mla_optimized.api.plan_checks import check_appended, check_attended
+from paged_mla_optimized.config.arguments import check_at_least, check_kind, device_of, integer
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.operations.append.launch import Append
+from paged_mla_optimized.operations.attend.attention import Attention, Workspace
+from paged_mla_optimized.operations.gather.launch import Gather, Spans
+from paged_mla_optimized.operations.queries.quantize import Quantise, QuantiseQueries
+from paged_mla_optimized.operations.queries.rope_tables import rope_tables
+from paged_mla_optimized.operations.queries.rotate import RotateQueries
+from paged_mla_optimized.planning.choice import demand_of, most_query_len, step_query_len
+from paged_mla_optimized.planning.explain import Buffer, buffers_of
+from paged_mla_optimized.planning.families import TILE_FP8, AttendVariant, variants_by_query_len
+from paged_mla_optimized.planning.plan import HostPlan, Plan, PlanKernels
+from paged_mla_optimized.runtime.bounded import Bounded
+from paged_mla_optimized.runtime.check_switch import CheckSwitch
+from paged_mla_optimized.runtime.device import check_computes, device_facts
+from paged_mla_optimized.tensors import checks
+from paged_mla_optimized.tensors.host_lengths import HostLengths
+from paged_mla_optimized.tensors.latent_cache import (
+    Cache,
+    LatentCache,
+    as_cache,
+    blocks_of_cache,
+    named_tensors,
+)
+from paged_mla_optimized.tensors.overlap import check_apart, check_places
+from paged_mla_optimized.tensors.step import MlaStep, RequestMap
+from paged_mla_optimized.tensors.values.steps import check_step_values
+from paged_mla_shared.errors import InvalidArgument
+
+_MAX_KEYS = 2**31 - 1  # what int32 prefix sums tell apart
+MAX_LAYOUTS = 4096
+"""Layouts and addresses of arguments that are known to be right before all are forgotten."""
+
+
+class Core:
+    """Every buffer and kernel of one :class:`~paged_mla_optimized.api.paged_mla.PagedMla`.
+
+    Methods that take a `plan` work on that one: :attr:`plan`, or one whose buffers a compiler
+    moved (``Plan.on``). Errors are those of the API.
+    """
+
+    def __init__(
+        self,
+        config: MlaConfig,
+        device: str | torch.device,
+        *,
+        variant: AttendVariant | None = None,
+        workspace: torch.Tensor | None = None,
+        steps_in_flight: int = 1,
+    ) -> None:
+        check_kind("config", config, MlaConfig)
+        if variant is not None:
+            check_kind("variant", variant, AttendVariant)
+        self.config = config
+        self.device = device_of(device)
+        self.facts = device_facts(self.device)
+        check_computes(self.facts.arch, config.dtype)
+        cos, sin = torch.empty(0, device="cpu"), torch.empty(0, device="cpu")
+        if config.rope is not None:
+            cos, sin = rope_tables(
+                config.rope, config.qk_rope_head_dim, config.max_model_len, config.dtype
+            )
+        self.tables = (cos.to(self.device), sin.to(self.device))
+        self.demand = demand_of(config, self.facts.arch)
+        served = (
+            [variant] if variant else variants_by_query_len(self.demand, most_query_len(config))
+        )
+        self.variants = list(dict.fromkeys(served))
+        self._choices = [self.variants.index(v) for v in served]  # by query length, from 1
+        num_sms = self.facts.num_sms
+        check_at_least(1, steps_in_flight=steps_in_flight)
+        self.plans = [self.new_plan() for _ in range(steps_in_flight)]
+        self.plan = self.plans[0]
+        """Buffers of the latest planned step."""
+        self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
+        self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
+        self.quantise = None
+        if any(v.family == TILE_FP8 for v in self.variants):
+            self.quantise = QuantiseQueries(config, self.facts.arch, self.tables)
+        self.rotate = None
+        if config.rope is not None:
+            self.rotate = RotateQueries(config, self.facts.arch, self.tables)
+        self._attentions = [
+            Attention(
+                config, v, self.facts, self.workspace, quantise=self.quantise, rotate=self.rotate
+            )
+            for v in self.variants
+        ]
+        self._append = Append(config, self.facts.arch, self.tables)
+        self._gather = Gather(config, self.facts.arch)
+        self._quantise = Quantise(config, self.facts.arch, self.tables)
+        self._has_inline_scales = config.stored.inline_scales > 0
+        self.switch = CheckSwitch(self.device)
+        self.writes_planned_slots = True
+        """Whether tokens go to the plan's slots, or to others that are named for the same rows."""
+        # Layouts and addresses that passed: looking again costs host time.
+        self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
+
+    def new_plan(self) -> Plan:
+        """Return buffers for one more step."""
+        return Plan(self.config, self.variants, self.facts.num_sms, self.device)
+
+    @property
+    def next_plan(self) -> Plan:
+        """Buffers that the next step is planned into: those of the step planned longest ago."""
+        number = self.plans.index(self.plan) + 1
+        return self.plans[number % len(self.plans)]
+
+    @property
+    def attention(self) -> Attention:
+        """The attention launches of the planned step."""
+        return self._attentions[self.choice_of(self.plan)]
+
+    def host_plan(self, step: MlaStep, max_query_len: int | None) -> HostPlan:
+        """Return what the host knows of a step whose tensors are right: sizes and kernels."""
+        table = step.block_table
+        return self.chosen(
+            HostPlan(
+                num_rows=step.num_rows,
+                num_tokens=integer("num_tokens", step.num_tokens),
+                max_query_len=max_query_len,
+                given_table=None if isinstance(table, RequestMap) else table,
+            )
+        )
+
+    def chosen(self, host: HostPlan) -> HostPlan:
+        """Return a host's plan with the kernels that its step gets."""
+        sizes = (host.num_rows, host.num_tokens, host.max_query_len)
+        query_len = step_query_len(self.config, *sizes)
+        choice = self._choices[min(query_len, len(self._choices)) - 1]
+        return host._replace(query_len=query_len, choice=choice)
+
+    def choice_of(self, plan: Plan) -> int:
+        """Return the number of a planned step's variant; behind a compiled plan it is chosen."""
+        choice = plan.host.choice
+        if choice is None:
+            plan.host = self.chosen(plan.host)
+            choice = plan.host.choice
+            assert choice is not None
+        return choice
+
+    def query_lens(self) -> list[int]:
+        """Return for each variant the shortest query length that gets it."""
+        return [self._choices.index(n) + 1 for n in range(len(self.variants))]
+
+    def append_steps(self) -> list[tuple[int, int]]:
+        """Return a step for each append kernel: tokens, and rows, none if its slots are named."""
+        return self._append.steps()
+
+    def fill(
+        self, plan: Plan, step: MlaStep, *, max_query_len: int | None, is_checked: bool = False
+    ) -> None:
+        """Check a step, unless it is part of one that was, and describe it in `plan`."""
+        if not is_checked:
+            checks.check_step(self.config, step, self.device)
+            if self.switch.is_on:
+                self.check_values(step)
+        # A table is read, not copied, and may be the one that an earlier plan built.
+        check_apart({"the plan's own buffers": plan.state}, step.tensors)
+        host = self.host_plan(step, max_query_len)
+        assert host.choice is not None
+        plan.fill(self._kernels[host.choice], step, host)
+
+    def check(
+        self,
+        step: MlaStep,
+        *,
+        slot_mapping: torch.Tensor | None,
+        num_blocks: int | None,
+        cache: Cache | None,
+    ) -> None:
+        """Hold a step, its values included, against the rules; synchronises."""
+        checks.check_step(self.config, step, self.device)
+        if slot_mapping is not None:
+            shape = (integer("num_tokens", step.num_tokens),)
+            checks.check_tensor("slot_mapping", slot_mapping, shape, torch.int64, self.device)
+        cache = None if cache is None else self.checked_cache(cache)
+        self.check_values(step, slot_mapping=slot_mapping, num_blocks=num_blocks, cache=cache)
+
+    def check_values(
+        self,
+        step: MlaStep,
+        *,
+        slot_mapping: torch.Tensor | None = None,
+        num_blocks: int | None = None,
+        cache: LatentCache | None = None,
+    ) -> None:
+        """Hold the values of a step whose shapes are right against the rules."""
+        if slot_mapping is None and not self.writes_planned_slots:
+            slot_mapping = torch.full((step.num_tokens,), -1, dtype=torch.int64)
+        host = HostLengths.of(self.config, step)
+        if host is not None:
+            host.check(step)
+        check_step_values(
+            self.config,
+            step,
+            slot_mapping=slot_mapping,
+            num_blocks=blocks_of_cache(num_blocks, cache),
+            cache=cache,
+        )
+
+    def check_append(self, plan: Plan, cache: Cache, slot_mapping: torch.Tensor | None) -> None:
+        """With ``PAGED_MLA_CHECK``, hold a planned step's slots and cached scales to rules."""
+        if self.switch.is_on:
+            cache = self.checked_cache(cache)
+            step = (self.config, plan, cache, slot_mapping)
+            check_appended(*step, writes_planned_slots=self.writes_planned_slots)
+
+    def check_attend(self, plan: Plan, cache: Cache) -> None:
+        """With ``PAGED_MLA_CHECK``, hold the blocks and scales that a planned step reads."""
+        if self.switch.is_on:
+            check_attended(self.config, plan, self.checked_cache(cache))
+
+    def checked_cache(self, cache: Cache) -> LatentCache:
+        """Return a cache as an object, once its shape and dtype are right."""
+        cache = self._as_cache(cache)
+        checks.check_cache(self.config, cache, self.device)
+        return cache
+
+    def append(
+        self,
+        plan: Plan,
+        ckv: torch.Tensor,
+        k_pe: torch.Tensor,
+        cache: Cache,
+        slot_mapping: torch.Tensor | None,
+    ) -> None:
+        """Check and write the latents of the step in `plan`."""
+        config, device, num_tokens = self.config, self.device, plan.num_tokens
+        cache = self._as_cache(cache)
+        planned_rows = plan.num_rows if slot_mapping is None else 0
+        if slot_mapping is None:
+            slot_mapping = plan.slots
+        layout = (num_tokens, _layout(ckv, k_pe, cache.latents, cache.scales, slot_mapping))
+        if layout not in self._checked:
+            checks.check_planned("append", ckv, num_tokens)
+            checks.check_latents(config, ckv, k_pe, num_tokens, device)
+            checks.check_cache(config, cache, device)
+            checks.check_written_cache(cache.latents, cache.scales)
+            checks.check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, device)
+            latents = {"ckv": ckv, "k_pe": k_pe, "slot_mapping": slot_mapping}
+            check_apart(named_tensors(cache), latents)
+            self._checked[layout] = None
+        if num_tokens > 0:
+            self._append.launch(
+                ckv,
+                k_pe,
+                cache,
+                slot_mapping=slot_mapping,
+                planned_rows=planned_rows,
+                positions=plan.positions,
+            )
+
+    def attend(
+        self,
+        plan: Plan,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: Cache,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """Check and attend the queries of the step in `plan`."""
+        config, device, num_tokens = self.config, self.device, plan.num_tokens
+        cache = self._as_cache(cache)
+        table = plan.block_table
+        layout = (num_tokens, _layout(q_nope, q_pe, cache.latents, cache.scales, table, out, lse))
+        if layout not in self._checked:
+            checks.check_planned("attend", q_nope, num_tokens)
+            checks.check_queries(config, q_nope, q_pe, num_tokens, device)
+            checks.check_cache(config, cache, device)
+            shape = (num_tokens, config.num_heads, config.kv_lora_rank)
+            read = {"q_nope": q_nope, "q_pe": q_pe, "block_table": table} | named_tensors(cache)
+            checks.answers(out, lse, shape, config.dtype, device, read=read)
+            check_apart({"workspace": self.workspace.memory}, {"out": out, "lse": lse} | read)
+            self._checked[layout] = None
+        if num_tokens > 0:
+            self._attentions[self.choice_of(plan)].launch(
+                plan, q_nope, q_pe, cache, out=out, lse=lse
+            )
+            if config.lse_base == "2":
+                lse.mul_(config.lse_unit)
+
+    def quantise_queries(
+        self,
+        plan: Plan,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        scale: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Check and quantise the queries of the step in `plan`; return codes and scales."""
+        config, device, num_tokens = self.config, self.device, plan.num_tokens
+        checks.check_planned("quantise_queries", q_nope, num_tokens)
+        checks.check_queries(config, q_nope, q_pe, num_tokens, device)
+        if scale is not None:
+            checks.check_tensor("scale", scale, (), torch.float32, device)
+        lines = (num_tokens, config.num_heads)
+        width = config.kv_lora_rank + config.qk_rope_head_dim
+        codes = torch.empty((*lines, width), dtype=torch.uint8, device=device)
+        scales = torch.empty(lines, dtype=torch.float32, device=device)
+        if num_tokens > 0:
+            self._quantise.launch(
+                q_nope, q_pe, codes, scales, positions=plan.positions, scale=scale
+            )
+        return codes.view(torch.float8_e4m3fn), scales
+
+    def gather(self, spans: Spans, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
+        """Check and read cached tokens of rows."""
+        cache = self._as_cache(cache)
+        layout = _layout(ckv, k_pe, cache.latents, cache.scales, spans.block_table)
+        if layout not in self._checked:
+            checks.check_latents(self.config, ckv, k_pe, None, self.device)
+            check_places(ckv=ckv, k_pe=k_pe)
+            if ckv.shape[0] > _MAX_KEYS:
+                raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
+            checks.check_cache(self.config, cache, self.device)
+            read = {"block_table": spans.block_table} | named_tensors(cache)
+            check_apart({"ckv": ckv, "k_pe": k_pe}, read)
+            self._checked[layout] = None
+        if ckv.shape[0] > 0 and len(spans.block_table) > 0:
+            self._gather.launch(spans, cache, ckv=ckv, k_pe=k_pe)
+
+    def _as_cache(self, cache: Cache) -> LatentCache:
+        """Return `cache` as an object; its address is no part of a layout."""
+        cache = as_cache(self.config.cache_format, cache)
+        if self._has_inline_scales:
+            checks.check_address(cache)
+        return cache
+
+    def memory(self) -> list[Buffer]:
+        """Return every tensor held on the device, largest first."""
+        tensors = {
+            name if number == 0 else f"{name} {number}": buffer
+            for number, plan in enumerate(self.plans)
+            for name, buffer in plan.buffers.items()
+        }
+        tensors |= {
+            "workspace": self.workspace.memory,
+            "cos": self.tables[0],
+            "sin": self.tables[1],
+        }
+        if self.rotate is not None:
+            tensors["q_pe"] = self.rotate.q_pe
+        if self.quantise is not None:
+            tensors |= {"q_codes": self.quantise.codes, "q_scales": self.quantise.scales}
+        return buffers_of(tensors)
+
+
+def _layout(*tensors: torch.Tensor | None) -> Hashable:
+    """Return all that checks look at; nothing that has passed them if one is no tensor."""
+    try:
+        return tuple(
+            [
+                None
+                if t is None
+                else (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device, t.is_neg())
+                for t in tensors
+            ]
+        )
+    except (AttributeError, TypeError, RuntimeError):  # sparse tensors have no address
+        return None

@@ -1,0 +1,468 @@
+"""One attention layer between its projections: absorbed and materialised rows in one step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from paged_mla_optimized.api.core import Core
+from paged_mla_optimized.api.materialized import Materialised, MaterialisedPlan
+from paged_mla_optimized.api.planned import PlannedStep, Planner, explained
+from paged_mla_optimized.api.warm_up import warm_up
+from paged_mla_optimized.config.arguments import check_kind, integer
+from paged_mla_optimized.config.layer import LayerConfig
+from paged_mla_optimized.planning.choice import step_query_len
+from paged_mla_optimized.planning.explain import Buffer, LayerExplanation, buffers_of
+from paged_mla_optimized.planning.layer_cost import Forms, Prices
+from paged_mla_optimized.planning.plan import HostPlan, Plan
+from paged_mla_optimized.runtime.log import LOGGER
+from paged_mla_optimized.tensors.checks import (
+    answers,
+    check_planned,
+    check_step,
+    check_tensor,
+    check_token_stride,
+)
+from paged_mla_optimized.tensors.head_weights import HeadWeights
+from paged_mla_optimized.tensors.host_lengths import HostLengths
+from paged_mla_optimized.tensors.latent_cache import (
+    Cache,
+    LatentCache,
+    as_cache,
+    empty_cache,
+    named_tensors,
+)
+from paged_mla_optimized.tensors.step import MlaStep, RequestMap
+from paged_mla_shared.errors import InvalidArgument
+
+_SLOW = 1.25  # times the best order of rows, which is worth a word
+
+
+class PlannedLayerStep(PlannedStep):
+    """A step of layers as it was planned, with the form in which each row is attended to.
+
+    Attributes
+    ----------
+    absorbed_rows : int
+        So many leading rows are attended to absorbed, the others materialised.
+    absorbed : Plan
+        Buffers that describe the absorbed rows.
+    materialised : MaterialisedPlan or None
+        Buffers that describe the others; ``None`` if there are none.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        absorbed_rows: int,
+        absorbed: Plan,
+        materialised: MaterialisedPlan | None = None,
+    ) -> None:
+        super().__init__(plan)
+        self.absorbed_rows, self.absorbed, self.materialised = absorbed_rows, absorbed, materialised
+
+    @property
+    def absorbed_tokens(self) -> int:
+        """Tokens of the absorbed rows, and the padding of a step without materialised ones."""
+        return self.absorbed.num_tokens
+
+
+class MlaLayer(Planner):
+    """Latents and queries of heads in, values of heads out; one object for all layers of a model.
+
+    Rows are attended to absorbed, over the cache as it is, or materialised: their cached tokens
+    are gathered and projected to keys and values of every head, in parts that fit the workspace.
+    Both see what the cache holds after ``append``, so a token's answer is the same whether its row
+    comes in one piece, in chunks or behind a prefix hit (S-19, S-21).
+
+    ``plan`` once a step, ``append`` and ``attend`` once a layer, all without waiting for the
+    device. A step without lengths on the host is absorbed, and may be captured in a CUDA graph and
+    replayed with other lengths; one with them may be captured too, and replayed with those alone.
+
+    Parameters
+    ----------
+    config : LayerConfig
+    device : str or torch.device
+        A CUDA device; a CPU where Triton's interpreter runs (``TRITON_INTERPRET=1``).
+    workspace : float32 [n] or None
+        :attr:`workspace` of another instance that runs on the same stream, at least as large;
+        ``None`` allocates one. Nothing in it outlives a call.
+    steps_in_flight : int
+        So many planned steps stay valid at once, >= 1: each has buffers of its own. All run on one
+        stream.
+
+    Raises
+    ------
+    InvalidArgument
+        `steps_in_flight` is below 1, or `workspace` is too small.
+    Unsupported
+        No kernel runs on `device`; or bfloat16 in Triton's interpreter.
+    """
+
+    def __init__(
+        self,
+        config: LayerConfig,
+        device: str | torch.device = "cuda",
+        *,
+        workspace: torch.Tensor | None = None,
+        steps_in_flight: int = 1,
+    ) -> None:
+        check_kind("config", config, LayerConfig)
+        self.config = config
+        self._core = core = Core(
+            config.attention, device, workspace=workspace, steps_in_flight=steps_in_flight
+        )
+        self.device = core.device
+        self._leading = [core.new_plan() for _ in core.plans]  # absorbed rows before others
+        self._prices = Prices.of(config)
+        self._has_warned_of_order = False
+        self.materialised = Materialised(config, core)
+        """What attends to the materialised rows."""
+        self._materialised_plans = [self.materialised.new_plan() for _ in core.plans]
+
+    @property
+    def planned(self) -> PlannedLayerStep:
+        """The latest planned step."""
+        plan = self._core.plan
+        latest: PlannedLayerStep | None = plan.latest
+        return PlannedLayerStep(plan, 0, plan) if latest is None else latest
+
+    @property
+    def absorbed_rows(self) -> int:
+        """Leading rows of the latest step that are attended to absorbed."""
+        return self.planned.absorbed_rows
+
+    def new_cache(self, num_blocks: int) -> LatentCache:
+        """Return a cache of one layer, as :meth:`PagedMla.new_cache` does."""
+        return empty_cache(self.config.attention, num_blocks, self.device)
+
+    def warm_up(
+        self, cache: Cache, weights: HeadWeights, request_map: RequestMap | None = None
+    ) -> None:
+        """Compile what any step launches, as :meth:`PagedMla.warm_up` does.
+
+        Materialised rows are asked with one token each over whatever the cache holds; nothing is
+        written to it. The planned step is lost: plan again.
+
+        Parameters
+        ----------
+        cache, request_map
+            As for :meth:`PagedMla.warm_up`.
+        weights : HeadWeights
+            Any layer's.
+
+        Raises
+        ------
+        InvalidArgument
+            As :meth:`attend` and :meth:`plan` do.
+        """
+        warm_up(self._core, cache, request_map)
+        config, attention = self.config, self.config.attention
+        if attention.mask != "causal":
+            return
+        keys = min(config.room + 1, attention.max_model_len)
+        rows = min(-(-(config.room + 1) // keys), attention.max_rows, attention.max_query_tokens)
+        starts = torch.arange(rows + 1, dtype=torch.int32, device=self.device)
+        q_nope, q_pe = (
+            torch.zeros(
+                (rows, attention.num_heads, width), dtype=attention.dtype, device=starts.device
+            )
+            for width in (config.qk_nope_head_dim, attention.qk_rope_head_dim)
+        )
+        with self._core.switch.off():  # rows share one block
+            step = MlaStep(
+                starts,
+                torch.full_like(starts[:rows], keys),
+                starts.new_zeros((rows, -(-keys // attention.block_size))),
+                num_tokens=rows,
+                query_lens=[1] * rows,
+                max_seq_lens=[keys] * rows,
+            )
+            self.plan(step, absorbed_rows=0)
+            self.attend(q_nope, q_pe, cache, weights)
+
+    def plan(self, step: MlaStep, *, absorbed_rows: int | None = None) -> PlannedLayerStep:
+        """Describe a step. Lengths on the device are read there only.
+
+        Parameters
+        ----------
+        step : MlaStep
+            Without ``query_lens`` on the host all rows are absorbed. With them it has
+            ``max_seq_lens`` too: of materialised rows so many keys are read in all, and the last
+            rows' keys past them left out.
+        absorbed_rows : int or None
+            So many leading rows are absorbed, the others materialised; given for steps with
+            ``query_lens``, and all rows where the mask is not causal. ``None`` chooses by the cost
+            model of ``planning/layer_cost.py``. Rows with few queries come first in a fast step; in
+            another order the answer is as right, and a warning is logged once.
+
+        Returns
+        -------
+        PlannedLayerStep
+            For ``append`` and ``attend``, which take the latest without it.
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or capacity is wrong, or the lengths of the host do
+            not fit together. Values of tensors on the device are not looked at.
+        """
+        core, plan = self._core, self._core.next_plan
+        number = core.plans.index(plan)
+        host = self._host_lengths(step, absorbed_rows)
+        is_checked = core.switch.is_on
+        if is_checked:
+            core.check(step, slot_mapping=None, num_blocks=None, cache=None)
+        rows, max_query_len = 0, step.max_query_len
+        if host is not None:
+            rows = self._choose(host, absorbed_rows)
+            max_query_len = int(host.query_lens[:rows].max(initial=1))
+        core.fill(plan, step, max_query_len=max_query_len, is_checked=is_checked)
+        core.plan, num_rows = plan, plan.num_rows
+        if host is None or rows == num_rows:
+            return PlannedLayerStep(plan, num_rows, plan)
+        queries, keys = host.query_lens, host.known_seq_lens
+        tokens = int(queries[:rows].sum())
+        table = plan.block_table
+        leading = self._leading[number]
+        first = MlaStep(
+            step.cu_seqlens_q[: rows + 1], step.seq_lens[:rows], table[:rows], num_tokens=tokens
+        )
+        if rows > 0:
+            core.fill(leading, first, max_query_len=max_query_len, is_checked=True)
+        else:
+            leading.host = HostPlan()
+        # The plan's own lengths: those of the caller may change before later parts are planned.
+        materialised = self._materialised_plans[number]
+        self.materialised.plan(
+            materialised,
+            MlaStep(
+                plan.token_starts[rows : num_rows + 1],
+                plan.row_lens[rows:num_rows],
+                table[rows:],
+                num_tokens=plan.num_tokens - tokens,
+            ),
+            num_keys=int(np.where(queries[rows:] > 0, keys[rows:], 0).sum()),
+            positions=plan.positions[tokens : plan.num_tokens],
+        )
+        return PlannedLayerStep(plan, rows, leading, materialised)
+
+    def _host_lengths(self, step: MlaStep, absorbed_rows: int | None) -> HostLengths | None:
+        """Return the lengths on the host by which rows are absorbed or materialised."""
+        check_kind("step", step, MlaStep)
+        host = HostLengths.of(self.config.attention, step)
+        if host is None:
+            if absorbed_rows is not None:
+                raise InvalidArgument("absorbed_rows", absorbed_rows, "None without query_lens")
+            return None
+        if host.max_seq_lens is None:
+            raise InvalidArgument("max_seq_lens", None, "given where query_lens are")
+        return host
+
+    def append(
+        self,
+        ckv: torch.Tensor,
+        k_pe: torch.Tensor,
+        cache: Cache,
+        slot_mapping: torch.Tensor | None = None,
+        *,
+        planned: PlannedStep | None = None,
+    ) -> None:
+        """Write a planned step's latents and keys, as :meth:`PagedMla.append` does."""
+        plan = self._plan_of(planned)
+        self._core.check_append(plan, cache, slot_mapping)
+        self._core.append(plan, ckv, k_pe, cache, slot_mapping)
+
+    def attend(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: Cache,
+        weights: HeadWeights,
+        *,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        planned: PlannedLayerStep | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend every query of a planned step to the cache, which has the step's own tokens.
+
+        Parameters
+        ----------
+        q_nope : dtype [T, H, N]
+            Not absorbed; often a view of queries [T, H, N + P], as `q_pe` then is.
+        q_pe : dtype [T, H, P]
+            Unrotated if the config has a rope.
+        cache : dtype [num_blocks, block_size, R + P], or LatentCache
+            Any strides, the last one 1.
+        weights : HeadWeights
+            The layer's; any strides.
+        out : dtype [T, H, V] or None
+            In a step with materialised rows, a token of `q_nope`, `q_pe` and `out` is less than
+            2 ** 24 elements from the next.
+        lse : float32 [T, H] or None
+            Where to write; ``None`` allocates, in the graph's own memory while one is captured.
+        planned : PlannedLayerStep or None
+            A step that this instance planned; ``None`` takes the latest.
+
+        Returns
+        -------
+        out : dtype [T, H, V]
+        lse : float32 [T, H]
+            In the config's base. Queries that see nothing, and padded tokens, have (0, -inf).
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or stride is wrong, or `planned`; nothing is written
+            then.
+        """
+        planned = self.planned if planned is None else planned
+        check_kind("planned", planned, PlannedLayerStep)
+        plan = self._plan_of(planned)
+        config, core, tokens = self.config, self._core, planned.absorbed_tokens
+        num_tokens = plan.num_tokens
+        check_planned("attend", q_nope, num_tokens)
+        lines = (num_tokens, config.attention.num_heads)
+        self._check("q_nope", q_nope, (*lines, config.qk_nope_head_dim))
+        self._check("q_pe", q_pe, (*lines, config.attention.qk_rope_head_dim))
+        shape = (*lines, config.v_head_dim)
+        self._check_weights(weights)
+        read = named_tensors(as_cache(config.attention.cache_format, cache))
+        read |= {"q_nope": q_nope, "q_pe": q_pe, "block_table": plan.block_table}
+        read |= {"weights.w_uk": weights.w_uk, "weights.w_uv": weights.w_uv}
+        out, lse = answers(out, lse, shape, config.attention.dtype, self.device, read=read)
+        if tokens < num_tokens:
+            for name, tensor in (("q_nope", q_nope), ("q_pe", q_pe), ("out", out)):
+                check_token_stride(name, tensor.stride(0))
+        core.check_attend(plan, cache)
+        if tokens > 0:
+            absorbed = weights.absorb(q_nope[:tokens])
+            latents = torch.empty_like(absorbed)
+            core.attend(
+                planned.absorbed, absorbed, q_pe[:tokens], cache, out=latents, lse=lse[:tokens]
+            )
+            weights.project(latents, out=out[:tokens])
+        if tokens < num_tokens:
+            answer = out[tokens:], lse[tokens:]
+            queries = q_nope[tokens:], q_pe[tokens:]
+            materialised = planned.materialised
+            assert materialised is not None
+            self.materialised.attend(materialised, queries, cache, weights, answer)
+            if config.attention.lse_base == "2":
+                answer[1].mul_(config.attention.lse_unit)
+        return out, lse
+
+    def check(
+        self,
+        step: MlaStep,
+        *,
+        absorbed_rows: int | None = None,
+        num_blocks: int | None = None,
+        cache: Cache | None = None,
+        slot_mapping: torch.Tensor | None = None,
+    ) -> None:
+        """Hold the *values* of a step against the rules; for debugging, since it synchronises.
+
+        Parameters are those of :meth:`plan` and of :meth:`PagedMla.check`. Lengths on the host are
+        compared with those on the device: a host that runs a step ahead gets an error.
+
+        Raises
+        ------
+        InvalidArgument
+            Names the argument that no rule allows.
+        """
+        host = self._host_lengths(step, absorbed_rows)
+        if host is not None:
+            self._choose(host, absorbed_rows)
+        self._core.check(step, slot_mapping=slot_mapping, num_blocks=num_blocks, cache=cache)
+        attention = self.config.attention
+        step_query_len(attention, step.num_rows, step.num_tokens, step.max_query_len)
+
+    def explain(self, step: MlaStep, *, absorbed_rows: int | None = None) -> LayerExplanation:
+        """Return which rows are absorbed, and how both forms run; synchronises.
+
+        Parameters are those of :meth:`plan`.
+
+        Raises
+        ------
+        InvalidArgument
+            As :meth:`plan` does.
+        """
+        host = self._host_lengths(step, absorbed_rows)
+        check_step(self.config.attention, step, self.device)
+        if host is None:
+            return LayerExplanation(explained(self._core, step, step.max_query_len), step.num_rows)
+        rows = self._choose(host, absorbed_rows)
+        queries, keys = host.query_lens, host.known_seq_lens
+        leading = replace(
+            step,
+            cu_seqlens_q=step.cu_seqlens_q[: rows + 1],
+            seq_lens=step.seq_lens[:rows],
+            num_tokens=step.num_tokens if rows == step.num_rows else int(queries[:rows].sum()),
+        )
+        attention = None
+        if rows > 0:
+            attention = explained(self._core, leading, int(queries[:rows].max(initial=1)))
+        num_keys = int(np.where(queries[rows:] > 0, keys[rows:], 0).sum())
+        return LayerExplanation(
+            attention,
+            absorbed_rows=rows,
+            materialised_rows=step.num_rows - rows,
+            materialised_keys=num_keys,
+            parts=-(-num_keys // self.config.room),
+        )
+
+    def memory(self) -> list[Buffer]:
+        """Return every tensor this instance holds on its device, largest first."""
+        tensors = self.materialised.tensors
+        for number, plan in enumerate(self._leading):
+            tensors |= {f"leading {name} {number}": buffer for name, buffer in plan.buffers.items()}
+        for number, materialised in enumerate(self._materialised_plans):
+            tensors |= {
+                f"materialised {name} {number}": t for name, t in materialised.first.tensors.items()
+            }
+        return sorted([*super().memory(), *buffers_of(tensors)], key=lambda one: -one.nbytes)
+
+    def _choose(self, host: HostLengths, absorbed: int | None) -> int:
+        """Return how many leading rows are absorbed."""
+        query_lens, num_rows = host.query_lens, len(host.query_lens)
+        mask = self.config.attention.mask
+        absorbed = None if absorbed is None else integer("absorbed_rows", absorbed)
+        if mask != "causal" and absorbed not in {None, num_rows}:
+            allowed = f"{num_rows} rows, or None, when the mask is {mask}"
+            raise InvalidArgument("absorbed_rows", absorbed, allowed)
+        if mask != "causal":
+            return num_rows
+        if absorbed is None:
+            forms = Forms(self._prices, query_lens, host.known_seq_lens)
+            rows = forms.absorbed_rows()
+            if not self._has_warned_of_order and (query_lens[1:] < query_lens[:-1]).any():
+                self._warn_of_order(forms.slowdown(rows))
+            return rows
+        if not 0 <= absorbed <= num_rows:
+            raise InvalidArgument("absorbed_rows", absorbed, f"0 to {num_rows} rows, or None")
+        return absorbed
+
+    def _warn_of_order(self, times: float) -> None:
+        """Warn once that another order of rows would be faster."""
+        if times > _SLOW:
+            self._has_warned_of_order = True
+            LOGGER.warning(
+                "a step takes about %.1f times as long as with its rows of few queries first", times
+            )
+
+    def _check_weights(self, weights: HeadWeights) -> None:
+        check_kind("weights", weights, HeadWeights)
+        attention, config = self.config.attention, self.config
+        for name, tensor, width in (
+            ("weights.w_uk", weights.w_uk, config.qk_nope_head_dim),
+            ("weights.w_uv", weights.w_uv, config.v_head_dim),
+        ):
+            shape = (attention.num_heads, width, attention.kv_lora_rank)
+            check_tensor(name, tensor, shape, attention.dtype, self.device)
+
+    def _check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+        dtype = self.config.attention.dtype
+        check_tensor(name, tensor, shape, dtype, self.device, unit_stride=True)

@@ -1,0 +1,206 @@
+"""Rows of a step over materialised keys: gather, project, attend and merge, part by part (S-21)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from paged_mla_optimized.api.core import Core
+from paged_mla_optimized.api.prefill import Prefill
+from paged_mla_optimized.config.layer import LayerConfig
+from paged_mla_optimized.operations.gather.launch import Spans
+from paged_mla_optimized.operations.merge.tiles import MergeTiles
+from paged_mla_optimized.operations.prefill.key_chunks import Part
+from paged_mla_optimized.operations.prefill.portable import Heads, PrefillPlan
+from paged_mla_optimized.tensors.head_weights import HeadWeights
+from paged_mla_optimized.tensors.latent_cache import Cache
+from paged_mla_optimized.tensors.step import MlaStep
+
+Queries = tuple[torch.Tensor, torch.Tensor]  # q_nope and q_pe
+Answer = tuple[torch.Tensor, torch.Tensor]  # out and lse
+
+
+class PlannedPart(NamedTuple):
+    """Buffers of one part of the keys of some rows.
+
+    Parameters
+    ----------
+    part : Part
+        Which keys of each row it has.
+    tiles : PrefillPlan
+        The query tiles that attend to them.
+    """
+
+    part: Part
+    tiles: PrefillPlan
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every buffer, by name."""
+        return {"tiles": self.tiles.tiles, "work": self.tiles.work, "part": self.part.buffer}
+
+
+@dataclass
+class MaterialisedPlan:
+    """Planned rows of one step.
+
+    Parameters
+    ----------
+    first : PlannedPart
+        The first part of their keys.
+    step : MlaStep or None
+        The rows; ``None`` before the first step.
+    num_keys : int
+        Keys of all rows, at most.
+    positions : int64 [T]
+        Of their tokens.
+    """
+
+    first: PlannedPart
+    positions: torch.Tensor
+    step: MlaStep | None = None
+    num_keys: int = 0
+
+    @property
+    def rows(self) -> MlaStep:
+        """The planned rows."""
+        assert self.step is not None
+        return self.step
+
+
+class Materialised:
+    """Attends to the keys of some rows in parts that fit one workspace.
+
+    The first part, which has the rows' own tokens, is planned once a step, further ones in every
+    layer: their number is not bounded by any capacity.
+
+    Parameters
+    ----------
+    config : LayerConfig
+    core : Core
+        Reads the cache, and rotates queries where it has a rope.
+    """
+
+    def __init__(self, config: LayerConfig, core: Core) -> None:
+        device, dtype, room = core.device, config.attention.dtype, config.room
+        self._room, self._config, self._core = room, config.prefill, core
+        self._max_rows = config.attention.max_rows
+        later = replace(config.prefill, causal=False, writes_empty=False)
+        self._attention = [Prefill(config.prefill, device), Prefill(later, device)]
+        self._later = self._new_part(1)
+        self._merge = MergeTiles(self._attention[1].tiles.tile_m, later)
+
+        def lines(width: int) -> torch.Tensor:
+            return torch.empty((room, width), dtype=dtype, device=device)
+
+        self._ckv, self._k_pe = (
+            lines(config.attention.kv_lora_rank),
+            lines(config.attention.qk_rope_head_dim),
+        )
+        self._keys_and_values = lines(config.projected)
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every buffer that steps share, by name."""
+        own = {"ckv": self._ckv, "k_pe": self._k_pe, "keys and values": self._keys_and_values}
+        later = {f"later {name}": tensor for name, tensor in self._later.tensors.items()}
+        return own | later
+
+    def new_plan(self) -> MaterialisedPlan:
+        """Return buffers for one more step."""
+        none = torch.empty(0, dtype=torch.int64, device=self._core.device)
+        return MaterialisedPlan(self._new_part(0), none)
+
+    def _new_part(self, number: int) -> PlannedPart:
+        part = Part(self._max_rows, self._room, self._core.device)
+        return PlannedPart(part, self._attention[number].new_plan())
+
+    def plan(
+        self, plan: MaterialisedPlan, step: MlaStep, *, num_keys: int, positions: torch.Tensor
+    ) -> None:
+        """Describe rows whose tokens follow each other, `num_keys` keys at most. Two launches.
+
+        The first entry of their ``cu_seqlens_q`` may be any number. `positions`, int64 [T], are
+        read where the config has a rope.
+        """
+        plan.step, plan.num_keys, plan.positions = step, num_keys, positions
+        self.plan_part(plan, 0)
+
+    def attend(
+        self,
+        plan: MaterialisedPlan,
+        queries: Queries,
+        cache: Cache,
+        weights: HeadWeights,
+        answer: Answer,
+    ) -> None:
+        """Write the answer to the queries of planned rows; lse in nats."""
+        if self._core.rotate is not None:
+            rotated = self._core.rotate.launch(queries[1], plan.positions)
+            queries = queries[0], rotated[: len(plan.positions)]
+        self.gather(plan, 0, cache)
+        self.project(plan, 0, weights)
+        self.attend_part(plan, 0, queries, answer)
+        parts = self.parts(plan)
+        if parts == 1:
+            return
+        out = answer[0]
+        rest = torch.zeros(out.shape, dtype=out.dtype, device=out.device)
+        chunk = torch.empty_like(rest), rest.new_empty(rest.shape[:2], dtype=torch.float32)
+        for part in range(1, parts):
+            self.plan_part(plan, part)
+            self.gather(plan, part, cache)
+            self.project(plan, part, weights)
+            self.attend_part(plan, part, queries, chunk)
+            self.merge(answer, rest, chunk)
+
+    def parts(self, plan: MaterialisedPlan) -> int:
+        """Return in how many parts the keys of planned rows come."""
+        return max(-(-plan.num_keys // self._room), 1)
+
+    def plan_part(self, plan: MaterialisedPlan, part: int) -> None:
+        """Describe which keys a part has, and the work of attending to them."""
+        step, planned = plan.rows, self._part_of(plan, part)
+        lines = self._keys_of(plan, part)
+        planned.part.fill(step.cu_seqlens_q, step.seq_lens, part, lines)
+        query_starts, key_starts = planned.part.query_starts, planned.part.key_starts
+        planned.tiles.fill(query_starts, key_starts, step.num_tokens)
+
+    def gather(self, plan: MaterialisedPlan, part: int, cache: Cache) -> None:
+        """Read the latents of a planned part."""
+        spans, keys = self._part_of(plan, part).part, self._keys_of(plan, part)
+        table = plan.rows.block_table
+        assert isinstance(table, torch.Tensor)
+        tokens = Spans(table, spans.key_starts, spans.firsts)
+        self._core.gather(tokens, cache, self._ckv[:keys], self._k_pe[:keys])
+
+    def project(self, plan: MaterialisedPlan, part: int, weights: HeadWeights) -> None:
+        """Make keys and values of every head of the latents that were gathered."""
+        keys = self._keys_of(plan, part)
+        weights.materialise(self._ckv[:keys], self._keys_and_values[:keys])
+
+    def attend_part(
+        self, plan: MaterialisedPlan, part: int, queries: Queries, answer: Answer
+    ) -> None:
+        """Attend to what was projected; rows without keys in a later part are left as they are."""
+        keys, config = self._keys_of(plan, part), self._config
+        widths = [config.qk_nope_head_dim, config.v_head_dim]
+        heads = self._keys_and_values[:keys].view(keys, config.num_heads, sum(widths))
+        k_nope, v = torch.split(heads, widths, dim=-1)
+        out, lse = answer
+        attention = self._attention[part > 0]
+        tensors = Heads(*queries, k_nope, self._k_pe[:keys], v)
+        attention.attend_planned(self._part_of(plan, part).tiles, tensors, out=out, lse=lse)
+
+    def merge(self, answer: Answer, rest: torch.Tensor, chunk: Answer) -> None:
+        """Merge what the last part answered into the answer so far and the `rest` of it (S-8)."""
+        self._merge.launch(self._later.tiles, answer, rest, chunk)
+
+    def _part_of(self, plan: MaterialisedPlan, part: int) -> PlannedPart:
+        return plan.first if part == 0 else self._later
+
+    def _keys_of(self, plan: MaterialisedPlan, part: int) -> int:
+        """Return the keys of a part, at most."""
+        return min(plan.num_keys - part * self._room, self._room)

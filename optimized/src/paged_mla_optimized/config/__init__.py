@@ -1,0 +1,1 @@
+"""Configurations, their limits, and checks of single arguments."""

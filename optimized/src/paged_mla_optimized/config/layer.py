@@ -1,0 +1,124 @@
+"""What a layer between its projections is made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+
+from paged_mla_optimized.config.arguments import check_kind, take_integers
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.config.huggingface import attention_of
+from paged_mla_optimized.config.limits import MAX_MODEL_LEN
+from paged_mla_optimized.config.prefill import PrefillConfig
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+_WORKSPACE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """The layers of one model on one rank, their caches, and the largest step they will see.
+
+    Parameters
+    ----------
+    attention : MlaConfig
+        Heads, cache and capacities, as for :class:`~paged_mla_optimized.api.paged_mla.PagedMla`.
+        Rows of a mask other than "causal" are all absorbed.
+    qk_nope_head_dim, v_head_dim : int
+        N and V, as :class:`~paged_mla_optimized.api.prefill.PrefillConfig` allows them.
+    workspace_tokens : int or None
+        Keys that are materialised at a time, ``max_query_tokens`` to 2^30. ``None`` takes as many
+        as 1 GiB holds, if that is more: 65536 of 32 of DeepSeek-V3's heads; but no more than
+        ``max_rows`` rows of ``max_model_len`` have. Of a mask other than "causal" none are.
+
+    Raises
+    ------
+    InvalidArgument
+        A value no implementation could accept.
+    Unsupported
+        Head sizes these kernels do not know; or ``deterministic``, since the bits of products with
+        weights depend on how many tokens they are made for.
+    """
+
+    attention: MlaConfig
+    qk_nope_head_dim: int = 128
+    v_head_dim: int = 128
+    workspace_tokens: int | None = None
+    prefill: PrefillConfig = field(init=False, repr=False)
+    """What materialised rows are attended to with."""
+
+    def __post_init__(self) -> None:
+        attention = self.attention
+        check_kind("attention", attention, MlaConfig)
+        take_integers(self, "qk_nope_head_dim", "v_head_dim")
+        if self.workspace_tokens is not None:
+            take_integers(self, "workspace_tokens")
+        if attention.deterministic:
+            raise Unsupported("deterministic: bits of a product depend on the batch")
+        prefill = PrefillConfig(
+            num_heads=attention.num_heads,
+            softmax_scale=attention.softmax_scale,
+            max_rows=attention.max_rows,
+            max_tokens=attention.max_query_tokens,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            qk_rope_head_dim=attention.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
+            dtype=attention.dtype,
+        )
+        object.__setattr__(self, "prefill", prefill)
+        fewest, given = attention.max_query_tokens, self.workspace_tokens
+        if given is not None and not fewest <= given <= MAX_MODEL_LEN:
+            allowed = f"max_query_tokens = {fewest} to {MAX_MODEL_LEN}, or None"
+            raise InvalidArgument("workspace_tokens", given, allowed)
+
+    @classmethod
+    def from_hf(
+        cls,
+        config: object,
+        *,
+        block_size: int,
+        max_rows: int,
+        max_query_tokens: int,
+        max_model_len: int | None = None,
+        tensor_parallel_size: int = 1,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return the layers of a model, of whose config the transformers library makes one.
+
+        Parameters and errors are those of :meth:`MlaConfig.from_hf`; ``replace(layer,
+        attention=replace(layer.attention, ...))`` changes what it does not take.
+        """
+        attention = MlaConfig.from_hf(
+            config,
+            block_size=block_size,
+            max_rows=max_rows,
+            max_query_tokens=max_query_tokens,
+            max_model_len=max_model_len,
+            tensor_parallel_size=tensor_parallel_size,
+            dtype=dtype,
+        )
+        dims = attention_of(config).dims
+        return cls(
+            attention=attention,
+            qk_nope_head_dim=dims.qk_nope_head_dim,
+            v_head_dim=dims.v_head_dim,
+        )
+
+    @property
+    def projected(self) -> int:
+        """Elements of a token's keys and values, all heads."""
+        return self.attention.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+
+    @property
+    def room(self) -> int:
+        """Keys that are materialised at a time."""
+        if self.attention.mask != "causal":
+            return 0
+        if self.workspace_tokens is not None:
+            return self.workspace_tokens
+        attention = self.attention
+        fitting = _WORKSPACE_BYTES // (self.projected * attention.dtype.itemsize)
+        most = attention.max_rows * attention.max_model_len
+        return max(min(fitting, most), attention.max_query_tokens)

@@ -1,1 +1,0 @@
-"""Launches of the kernels: grids, arguments, constants."""

@@ -1,0 +1,1 @@
+"""One folder for each operation: its launches, and how its kernels are compiled."""

@@ -1,0 +1,1 @@
+"""The paged scatter of latents."""

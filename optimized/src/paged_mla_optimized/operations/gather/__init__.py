@@ -1,0 +1,1 @@
+"""The read of cached latents."""

@@ -1,0 +1,109 @@
+"""Launches the read of cached latents, row after row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from paged_mla_optimized.config.architectures import INTERPRETER, WITH_E4M3
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.kernels.common.gather import gather_kernel
+from paged_mla_optimized.operations.argument_types import cache_pointer
+from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.kernel_spec import DENSE, KernelSpec, number, pointer
+from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.tensors.latent_cache import LatentCache, scales_and_stride
+
+_TOKENS_PER_PROGRAM = 16
+_TOKENS_INTERPRETED = 256  # what a program costs there does not depend on its tokens
+
+
+class Spans(NamedTuple):
+    """Which tokens of each row are read, and to which lines.
+
+    Parameters
+    ----------
+    block_table : int32 [B, M]
+    key_starts : int32 [B + 1]
+        Prefix sums of how many each row has, from 0.
+    firsts : int32 [B]
+        The first one of each row.
+    """
+
+    block_table: torch.Tensor
+    key_starts: torch.Tensor
+    firsts: torch.Tensor
+
+    @classmethod
+    def whole(cls, plan: Plan) -> Spans:
+        """Return all tokens of the planned rows."""
+        return cls(plan.block_table, plan.key_starts, plan.firsts)
+
+
+class Gather:
+    """The gather launch of one :class:`PagedMla`.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    arch : str
+        As ``planning/families.py`` names it.
+    """
+
+    def __init__(self, config: MlaConfig, arch: str) -> None:
+        self._block_size = config.block_size
+        spec = gather_spec(config, arch)
+        self._tokens = spec.constants["TOKENS"]
+        self._kernel = Launcher(spec)
+
+    def launch(
+        self, spans: Spans, cache: LatentCache, *, ckv: torch.Tensor, k_pe: torch.Tensor
+    ) -> None:
+        """Write the first ``key_starts[B]`` lines of `ckv` and `k_pe`; B and K > 0."""
+        capacity, latents, table = ckv.shape[0], cache.latents, spans.block_table
+        scales, scales_stride = scales_and_stride(cache)
+        of_table_row, of_table_column = table.stride()
+        of_cache, of_ckv, of_k_pe = latents.stride(), ckv.stride(), k_pe.stride()
+        self._kernel(
+            (-(-capacity // self._tokens), 1, 1),
+            (of_cache, scales_stride, of_table_column, of_ckv, of_k_pe),
+            *(latents, scales, *spans, ckv, k_pe),
+            *of_cache[:2],
+            scales_stride,
+            of_table_row,
+            of_table_column,
+            of_ckv[0],
+            of_k_pe[0],
+            table.shape[0],
+            capacity,
+            latents.shape[0],
+            self._block_size,
+        )
+
+
+def gather_spec(config: MlaConfig, arch: str) -> KernelSpec:
+    """Return the kernel that reads rows."""
+    latent = pointer(config.dtype)
+    types = {
+        "cache_ptr": cache_pointer(config),
+        "scales_ptr": "*fp32",
+        "block_table_ptr": "*i32",
+        "key_starts_ptr": "*i32",
+        "firsts_ptr": "*i32",
+        "ckv_ptr": latent,
+        "k_pe_ptr": latent,
+        "stride_scales_block": number(config.stored.scales_per_block(config.block_size)),
+        "stride_table_col": DENSE,
+        "block_size": number(config.block_size),
+    }
+    constants = {
+        "R": config.kv_lora_rank,
+        "P": config.qk_rope_head_dim,
+        "SCALES": config.scales,
+        "SHARES": config.stored.inline_scales or 1,
+        "SEARCH_STEPS": config.search_steps,
+        "TOKENS": _TOKENS_INTERPRETED if arch == INTERPRETER else _TOKENS_PER_PROGRAM,
+        "NATIVE": arch in WITH_E4M3,
+    }
+    return KernelSpec(gather_kernel, constants, types)

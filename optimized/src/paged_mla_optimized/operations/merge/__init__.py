@@ -1,0 +1,1 @@
+"""Merges of partial answers."""

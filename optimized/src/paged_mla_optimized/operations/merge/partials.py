@@ -1,0 +1,73 @@
+"""Merging partial answers of one set of queries (rule S-8)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from paged_mla_optimized.kernels.common.merge import merge_kernel
+from paged_mla_optimized.runtime.kernel_spec import KernelSpec
+from paged_mla_optimized.tensors.checks import check_tensor
+from paged_mla_shared.errors import InvalidArgument
+
+_ROWS_PER_PROGRAM = 4
+_LARGEST_WIDTH = 2**20 // _ROWS_PER_PROGRAM  # of one tensor in Triton, all of a program's rows
+
+
+def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge `n` partial answers into one.
+
+    Parameters
+    ----------
+    outs : float32 [n, T, H, R]
+        Normalised partial outputs, n >= 1, and R from 1 to 2^18. Where ``lses`` is -inf they may
+        hold anything.
+    lses : float32 [n, T, H]
+        Their natural-log sums of exponentials; -inf marks an empty partial.
+
+    Returns
+    -------
+    out : float32 [T, H, R]
+    lse : float32 [T, H]
+        (0, -inf) where every partial is empty.
+
+    Raises
+    ------
+    InvalidArgument
+        ``outs`` or ``lses`` has another shape, dtype or device, n or R is 0, or R is too large.
+
+    Notes
+    -----
+    Rule S-8. Returns new tensors; strided inputs are copied.
+    """
+    check_tensor("outs", outs, (None, None, None, None), torch.float32, None)
+    check_tensor("lses", lses, tuple(outs.shape[:3]), torch.float32, outs.device)
+    num_partials, tokens, heads, width = outs.shape
+    for what, count in (("partial", num_partials), ("latent", width)):
+        if count < 1:
+            raise InvalidArgument("outs", f"no {what}", "at least one")
+    if width > _LARGEST_WIDTH:
+        raise InvalidArgument("outs", f"R = {width}", f"at most {_LARGEST_WIDTH}")
+    out = torch.empty((tokens, heads, width), dtype=torch.float32, device=outs.device)
+    lse = torch.empty((tokens, heads), dtype=torch.float32, device=outs.device)
+    pairs = tokens * heads
+    if pairs > 0:
+        with torch.cuda.device(outs.get_device()):
+            merge_kernel[(-(-pairs // _ROWS_PER_PROGRAM),)](
+                outs.contiguous(),
+                lses.contiguous(),
+                out,
+                lse,
+                num_partials,
+                pairs,
+                width,
+                **merge_spec(width).launched,
+            )
+    return out, lse
+
+
+def merge_spec(width: int) -> KernelSpec:
+    """Return the kernel that merges answers of R = `width`."""
+    constants = {"ROWS": _ROWS_PER_PROGRAM, "COLUMNS": triton.next_power_of_2(width)}
+    pointers = ("outs_ptr", "lses_ptr", "out_ptr", "lse_ptr")
+    return KernelSpec(merge_kernel, constants, dict.fromkeys(pointers, "*fp32"))

@@ -1,0 +1,74 @@
+"""Launches the choice of one part of a step's keys."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from paged_mla_optimized.kernels.common.key_chunks import part_kernel
+from paged_mla_optimized.runtime.kernel_spec import DENSE, KernelSpec
+from paged_mla_optimized.runtime.launch import Launcher
+
+_ALIGNED = 4  # entries: 16 bytes, where kernels that read a line expect it to begin
+
+
+class Part:
+    """Launcher of ``part_kernel``, and the buffers it fills.
+
+    Parameters
+    ----------
+    max_rows : int
+    room : int
+        Lines of the workspace.
+    device : torch.device
+    """
+
+    def __init__(self, max_rows: int, room: int, device: torch.device) -> None:
+        self._room = room
+        width = -(-(max_rows + 1) // _ALIGNED) * _ALIGNED
+        self.buffer = torch.zeros((3, width), dtype=torch.int32, device=device)
+        self._buffers = self.buffer.unbind()
+        self.num_rows = 0
+        self._kernel = Launcher(part_spec(max_rows))
+
+    @property
+    def query_starts(self) -> torch.Tensor:
+        """Prefix sums of the rows' queries, from 0, int32 [B + 1]."""
+        return self._buffers[0][: self.num_rows + 1]
+
+    @property
+    def key_starts(self) -> torch.Tensor:
+        """Prefix sums of the rows' keys in this part, int32 [B + 1]."""
+        return self._buffers[1][: self.num_rows + 1]
+
+    @property
+    def firsts(self) -> torch.Tensor:
+        """The first of each row's keys in this part, int32 [B]."""
+        return self._buffers[2][: self.num_rows]
+
+    def fill(
+        self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor, part: int, lines: int
+    ) -> None:
+        """Describe a part of the keys of some rows, `lines` of them at most. One launch."""
+        self.num_rows = seq_lens.shape[0]
+        strides = (*cu_seqlens_q.stride(), *seq_lens.stride())
+        self._kernel(
+            (1, 1, 1),
+            strides,
+            *(cu_seqlens_q, seq_lens, *self._buffers),
+            *(*strides, self.num_rows, part, self._room, lines),
+        )
+
+
+def part_spec(max_rows: int) -> KernelSpec:
+    """Return the kernel that chooses a part."""
+    types = {
+        "cu_seqlens_q_ptr": "*i32",
+        "seq_lens_ptr": "*i32",
+        "query_starts_ptr": "*i32",
+        "key_starts_ptr": "*i32",
+        "firsts_ptr": "*i32",
+        "stride_cu_q": DENSE,
+        "stride_lens": DENSE,
+    }
+    return KernelSpec(part_kernel, {"ROWS": triton.next_power_of_2(max_rows + 1)}, types)

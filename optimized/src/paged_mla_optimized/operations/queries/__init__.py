@@ -1,0 +1,1 @@
+"""Queries on their way to attention: rotated and quantized."""

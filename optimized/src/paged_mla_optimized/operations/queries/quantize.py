@@ -1,0 +1,129 @@
+"""Launches the quantisation of a step's queries to e4m3 (rule S-11)."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_mla_optimized.config.architectures import OVERLAPPING, ROUNDING_E4M3_ONCE
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.kernels.common.quantize import quantise_kernel
+from paged_mla_optimized.operations.argument_types import rope_pointer
+from paged_mla_optimized.runtime.kernel_spec import KernelSpec, number, overlap_options, pointer
+from paged_mla_optimized.runtime.launch import Launcher
+
+_PAIRS_PER_PROGRAM = 4
+
+
+class Quantise:
+    """The quantisation launch of one :class:`PagedMla`.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    arch : str
+        As ``planning/families.py`` names it.
+    tables : (cos, sin)
+        Rotation tables [max_model_len, P / 2], empty without a rope.
+    """
+
+    def __init__(
+        self, config: MlaConfig, arch: str, tables: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        self.config = config
+        self.tables = tables
+        self._kernels = [
+            Launcher(quantise_spec(config, arch, is_given=given)) for given in (False, True)
+        ]
+
+    def launch(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        *,
+        positions: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
+    ) -> None:
+        """Write the first T lines of dense `codes` and `scales`; T > 0.
+
+        `positions` are read with a rope alone. `scale` is that of all queries.
+        """
+        of_q_nope, of_q_pe = q_nope.stride(), q_pe.stride()
+        num_pairs = len(q_nope) * self.config.num_heads
+        unread = scales
+        given = unread if scale is None else scale
+        positions = unread if positions is None else positions
+        self._kernels[scale is not None](
+            (-(-num_pairs // _PAIRS_PER_PROGRAM), 1, 1),
+            (of_q_nope, of_q_pe),
+            *(q_nope, q_pe, codes, scales, given, positions, *self.tables),
+            *(*of_q_nope[:2], *of_q_pe[:2], num_pairs, self.config.num_heads),
+        )
+
+
+class QuantiseQueries:
+    """The queries of a step for attend kernels of FP8 products: a launch, and what it writes.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    arch : str
+        As ``planning/families.py`` names it.
+    tables : (cos, sin)
+        Rotation tables [max_model_len, P / 2] on the device, empty without a rope.
+
+    Attributes
+    ----------
+    codes : uint8 [max_query_tokens, H, R + P]
+        e4m3 codes of the last step's queries in the first T lines.
+    scales : float32 [max_query_tokens, H]
+        What each pair's codes are multiplied by; > 0 and finite.
+    """
+
+    def __init__(
+        self, config: MlaConfig, arch: str, tables: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        device = tables[0].device
+        shape = (config.max_query_tokens, config.num_heads)
+        width = config.kv_lora_rank + config.qk_rope_head_dim
+        self.codes = torch.empty((*shape, width), dtype=torch.uint8, device=device)
+        self.scales = torch.empty(shape, dtype=torch.float32, device=device)
+        self._quantise = Quantise(config, arch, tables)
+
+    def launch(
+        self, q_nope: torch.Tensor, q_pe: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the first T lines of :attr:`codes` and :attr:`scales`; return those; T > 0.
+
+        `positions` are read with a rope alone. A query that holds an infinite number or NaN has the
+        code of NaN there.
+        """
+        self._quantise.launch(q_nope, q_pe, self.codes, self.scales, positions=positions)
+        return self.codes, self.scales
+
+
+def quantise_spec(config: MlaConfig, arch: str, *, is_given: bool) -> KernelSpec:
+    """Return the kernel that quantises queries, by a scale of their own or one that `is_given`."""
+    query, table = pointer(config.dtype), rope_pointer(config)
+    types = {
+        "q_nope_ptr": query,
+        "q_pe_ptr": query,
+        "codes_ptr": "*u8",
+        "q_scale_ptr": "*fp32",
+        "given_scale_ptr": "*fp32",
+        "positions_ptr": "*i64",
+        "cos_ptr": table,
+        "sin_ptr": table,
+        "num_heads": number(config.num_heads),
+    }
+    constants = {
+        "R": config.kv_lora_rank,
+        "P": config.qk_rope_head_dim,
+        "ROPE": config.rope_pairing,
+        "IS_GIVEN": is_given,
+        "PAIRS": _PAIRS_PER_PROGRAM,
+        "NATIVE": arch in ROUNDING_E4M3_ONCE,
+        "OVERLAP": arch in OVERLAPPING,
+    }
+    return KernelSpec(quantise_kernel, constants, types, overlap_options(arch in OVERLAPPING))

@@ -1,0 +1,1 @@
+"""Steps of a serving loop: fixed inputs, CUDA graphs, drafts and events."""

@@ -1,1 +1,0 @@
-"""Steps of an engine: their inputs, their graphs, drafts."""

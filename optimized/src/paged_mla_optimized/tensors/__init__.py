@@ -1,0 +1,1 @@
+"""What callers hand over: steps, caches and weights, and the checks of each."""

@@ -1,0 +1,164 @@
+"""The weights between latents and heads: views of what a model has."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_mla_optimized.config.arguments import check_at_least, check_kind
+from paged_mla_optimized.tensors.checks import check_tensor
+from paged_mla_optimized.tensors.overlap import check_apart, check_places
+from paged_mla_shared.errors import InvalidArgument
+
+
+class HeadWeights:
+    """W_UK and W_UV of one layer's heads on this rank (S-21); a rank has its own heads' alone.
+
+    Weights are views of the tensors given, whatever their strides, and never copies: what an
+    update in place writes there is read from the next call on. A tensor that is replaced (``.data``
+    of a parameter, ``.to(...)``) needs new `HeadWeights`. There are no gradients.
+
+    Parameters
+    ----------
+    by_head : dtype [H, N + V, R]
+        Of each head, what makes keys without position of latents, then what makes values. Any
+        strides; where each head's lines follow those of the head before it, keys and values are
+        made by one product, else by two for all heads.
+    qk_nope_head_dim : int
+        N.
+
+    Raises
+    ------
+    InvalidArgument
+        `by_head` has another number of axes, or leaves nothing for keys or for values.
+    """
+
+    def __init__(self, by_head: torch.Tensor, qk_nope_head_dim: int) -> None:
+        check_tensor("by_head", by_head, (None, None, None), None, None)
+        check_at_least(1, qk_nope_head_dim=qk_nope_head_dim)
+        if by_head.shape[1] <= qk_nope_head_dim:
+            given, allowed = f"{by_head.shape[1]} lines a head", f"more than {qk_nope_head_dim}"
+            raise InvalidArgument("by_head", given, allowed)
+        by_head = by_head.detach()
+        self.w_uk, self.w_uv = by_head[:, :qk_nope_head_dim], by_head[:, qk_nope_head_dim:]
+        follow = by_head.stride(0) == by_head.shape[1] * by_head.stride(1)
+        self._lines = by_head.flatten(0, 1) if follow or len(by_head) < 2 else None
+
+    @classmethod
+    def of_kv_b_proj(
+        cls, kv_b_proj: torch.Tensor, num_heads: int, qk_nope_head_dim: int
+    ) -> HeadWeights:
+        """Take ``kv_b_proj`` [H * (N + V), R] as checkpoints have it; no copy."""
+        check_tensor("kv_b_proj", kv_b_proj, (None, None), None, None)
+        check_at_least(1, num_heads=num_heads)
+        if len(kv_b_proj) % num_heads:
+            allowed = f"a multiple of {num_heads} heads"
+            raise InvalidArgument("kv_b_proj", f"{len(kv_b_proj)} lines", allowed)
+        lines = len(kv_b_proj) // num_heads
+        by_head = kv_b_proj.reshape(num_heads, lines, kv_b_proj.shape[1])
+        return cls(by_head, qk_nope_head_dim)
+
+    @classmethod
+    def of_halves(cls, w_uk: torch.Tensor, w_uv: torch.Tensor) -> HeadWeights:
+        """Take W_UK [H, N, R] and W_UV [H, V, R]; no copy."""
+        check_tensor("w_uk", w_uk, (None, None, None), None, None)
+        shape = (w_uk.shape[0], None, w_uk.shape[2])
+        check_tensor("w_uv", w_uv, shape, w_uk.dtype, w_uk.device)
+        for name, half in (("w_uk", w_uk), ("w_uv", w_uv)):
+            if half.shape[1] < 1:
+                raise InvalidArgument(name, "no lines", "at least one line a head")
+        weights = cls.__new__(cls)
+        weights.w_uk, weights.w_uv, weights._lines = w_uk.detach(), w_uv.detach(), None
+        return weights
+
+    @property
+    def kv_b_proj(self) -> torch.Tensor:
+        """Both, as checkpoints have them, [H * (N + V), R]; a copy where lines lie apart."""
+        if self._lines is not None:
+            return self._lines
+        return torch.cat([self.w_uk, self.w_uv], dim=1).flatten(0, 1)
+
+    def of_heads(self, heads: range) -> HeadWeights:
+        """Return the weights of heads that follow each other, as one rank has them; no copy."""
+        num_heads = self.w_uk.shape[0]
+        check_kind("heads", heads, range)
+        if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
+            raise InvalidArgument("heads", heads, f"some that follow each other, of {num_heads}")
+        part = slice(heads.start, heads.stop)
+        weights = HeadWeights.of_halves(self.w_uk[part], self.w_uv[part])
+        if self._lines is not None:
+            weights._lines = self._lines.view(num_heads, -1, self._lines.shape[1])[part].flatten(
+                0, 1
+            )
+        return weights
+
+    @torch.no_grad()
+    def absorb(self, q_nope: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return queries over latents of a layer's queries (S-21).
+
+        Parameters
+        ----------
+        q_nope : dtype [T, H, N]
+        out : dtype [T, H, R] or None
+            Where to write; ``None`` allocates.
+
+        Returns
+        -------
+        out : dtype [T, H, R]
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype or device is wrong, or `out` lies in what is read.
+        """
+        return _by_head("q_nope", q_nope, self.w_uk, out)
+
+    @torch.no_grad()
+    def project(self, latents: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return values of heads of their means of latents (S-21).
+
+        Parameters
+        ----------
+        latents : dtype [T, H, R]
+            What absorbed attention answers.
+        out : dtype [T, H, V] or None
+            Where to write; ``None`` allocates.
+
+        Returns
+        -------
+        out : dtype [T, H, V]
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype or device is wrong, or `out` lies in what is read.
+        """
+        return _by_head("latents", latents, self.w_uv.mT, out)
+
+    @torch.no_grad()
+    def materialise(self, ckv: torch.Tensor, keys_and_values: torch.Tensor) -> None:
+        """Write keys and values of every head, [K, H * (N + V)], of latents [K, R]."""
+        if self._lines is not None:
+            torch.mm(ckv, self._lines.T, out=keys_and_values)
+            return
+        num_heads, nope = self.w_uk.shape[:2]
+        by_head = keys_and_values.view(len(ckv), num_heads, -1).transpose(0, 1)  # [H, K, N + V]
+        of_all = ckv.expand(num_heads, *ckv.shape)
+        torch.bmm(of_all, self.w_uk.mT, out=by_head[..., :nope])
+        torch.bmm(of_all, self.w_uv.mT, out=by_head[..., nope:])
+
+
+def _by_head(
+    name: str, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor:
+    """Return lines [T, H, n] times the weights of their head, [H, n, m]."""
+    num_heads, given, returned = weights.shape
+    check_tensor(name, x, (None, num_heads, given), weights.dtype, weights.device)
+    shape = (len(x), num_heads, returned)
+    if out is None:
+        out = x.new_empty(shape)
+    else:
+        check_tensor("out", out, shape, weights.dtype, weights.device)
+        check_places(out=out)
+        check_apart({"out": out}, {name: x, "the weights": weights})
+    torch.bmm(x.transpose(0, 1), weights, out=out.transpose(0, 1))
+    return out

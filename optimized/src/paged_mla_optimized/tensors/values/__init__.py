@@ -1,0 +1,1 @@
+"""Checks of values on the host; for debugging, since they wait for the device."""

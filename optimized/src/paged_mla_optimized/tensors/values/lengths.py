@@ -1,0 +1,110 @@
+"""Checks of lengths and masks on the host (rules S-2 and S-14)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_shared.errors import InvalidArgument
+
+
+def check_prefix_sums(
+    name: str, sums: NDArray[np.int32], limit: str, most: int | None
+) -> NDArray[np.int64]:
+    """Return the lengths whose prefix sums are `sums`, of which the last is `most` at most.
+
+    ``None`` bounds nothing.
+    """
+    lengths = np.subtract(sums[1:], sums[:-1], dtype=np.int64)
+    if sums[0] != 0:
+        raise InvalidArgument(name, f"first entry {sums[0]}", "0")
+    if (lengths < 0).any():
+        at = int((lengths < 0).argmax())
+        given = f"{sums[at]} and then {sums[at + 1]} at entry {at + 1}"
+        raise InvalidArgument(name, given, "prefix sums, which never fall")
+    if most is not None and sums[-1] > most:
+        raise InvalidArgument(name, f"last entry {sums[-1]}", f"at most {limit} = {most}")
+    return lengths
+
+
+def check_lengths(
+    config: MlaConfig, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], num_tokens: int
+) -> NDArray[np.int64]:
+    """Return query_lens [B]; raise ``InvalidArgument`` where lengths break a rule."""
+    query_lens = check_prefix_sums("cu_seqlens_q", cu_seqlens_q, "T", num_tokens)
+    outside = (seq_lens < 0) | (seq_lens > config.max_model_len)
+    if outside.any():
+        row = int(outside.argmax())
+        given = f"{seq_lens[row]} in row {row}"
+        raise InvalidArgument("seq_lens", given, f"0 to max_model_len = {config.max_model_len}")
+    short = (seq_lens > 0) & (seq_lens < query_lens)
+    if config.mask != "non_causal" and short.any():
+        row = int(short.argmax())
+        given = f"{seq_lens[row]} in row {row}, whose query_len is {query_lens[row]}"
+        allowed = "0, or at least query_len unless the mask is non_causal"
+        raise InvalidArgument("seq_lens", given, allowed)
+    wide = query_lens > config.max_draft_tokens
+    if config.is_tree and wide.any():
+        row = int(wide.argmax())
+        given = f"{query_lens[row]} drafts in row {row}"
+        allowed = f"at most max_draft_tokens = {config.max_draft_tokens}"
+        raise InvalidArgument("cu_seqlens_q", given, allowed)
+    return query_lens
+
+
+def mask_elements(config: MlaConfig, query_lens: NDArray[np.int64], seq_lens: NDArray[Any]) -> int:
+    """Return how many elements the rows have in a flat mask, whose buffer may hold more."""
+    return int((query_lens * _mask_widths(config, query_lens, seq_lens)).sum())
+
+
+def _mask_widths(
+    config: MlaConfig, query_lens: NDArray[Any], seq_lens: NDArray[Any]
+) -> NDArray[Any]:
+    """Return the elements of a draft's line in a flat mask, for each row."""
+    return seq_lens if config.mask == "tree:full" else query_lens
+
+
+def check_mask(
+    config: MlaConfig,
+    query_lens: NDArray[np.int64],
+    seq_lens: NDArray[np.int32],
+    mask: NDArray[Any],
+) -> None:
+    """Raise ``InvalidArgument`` where a mask is too small for its rows, or holds no trees."""
+    widths = _mask_widths(config, query_lens, seq_lens)
+    if config.mask != "tree:packed":
+        elements = mask_elements(config, query_lens, seq_lens)
+        if len(mask) < elements:
+            raise InvalidArgument("mask", f"{len(mask)} elements", f"at least {elements}")
+    elif len(mask) < query_lens.sum():
+        allowed = f"one for each of {query_lens.sum()} drafts"
+        raise InvalidArgument("mask", f"{len(mask)} lines", allowed)
+    token, element = 0, 0
+    for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        count = int(query_len)
+        if config.mask == "tree:packed":
+            lines = np.unpackbits(mask[token : token + count], axis=1, bitorder="little")
+        else:
+            width = int(widths[row])
+            lines = mask[element : element + count * width].reshape(count, width)
+            element += count * width
+        token += count
+        if seq_len > 0:
+            _check_tree(config, row, lines, int(seq_len) - count)
+
+
+def _check_tree(config: MlaConfig, row: int, lines: NDArray[Any], context_len: int) -> None:
+    """Check one row's lines [query_len, ..]: context columns first if the spelling has them."""
+    count = len(lines)
+    if config.mask == "tree:full":
+        if not lines[:, :context_len].all():
+            raise InvalidArgument("mask", f"row {row} hides its context", "all true")
+        lines = lines[:, context_len:]
+    tree = lines[:, :count].astype(bool)
+    if not np.diagonal(tree).all():
+        raise InvalidArgument("mask", f"a node of row {row} misses itself", "true")
+    if np.triu(tree, 1).any():
+        raise InvalidArgument("mask", f"a node of row {row} sees a later one", "false")
