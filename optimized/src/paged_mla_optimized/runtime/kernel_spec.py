@@ -7,9 +7,9 @@ does: ``*fp32`` is a pointer, ``i32:16`` a number that 16 divides, ``i32:1`` one
 Parameters come in this order: what each launch brings, with TMA descriptors as the last, then the
 constants. Either may be records, ``NamedTuple`` classes whose fields are parameters too. A record
 holds constants alone, or arguments alone, the pointers first.
-Triton 3.6 to 3.9 specialise on every field of a record, whatever ``do_not_specialize`` names
-(``specialize_arg`` for tuples in ``python/src/specialize.cc``), and take TMA descriptors as
-parameters of their own alone: both stay outside records.
+Triton 3.6.0 and 3.7.1 specialise on every field of a record, whatever ``do_not_specialize`` names
+(``native_specialize_impl``), and take TMA descriptors as parameters of their own alone: what is
+not to be specialised on, and descriptors, stay outside records.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def overlap_options(overlaps: bool) -> dict[str, int]:  # noqa: FBT001
 def leading_pointers(type_: Any) -> int:
     """Return how many fields of a record are addresses, which are the first; 0 for other types."""
     fields = type_ if isinstance(type_, tuple) else ()
-    count: int = sum(one is not None and one.startswith("*") for one in fields)
-    if any(one is None or not one.startswith("*") for one in fields[:count]):
+    is_pointer = [str(one).startswith("*") for one in fields]
+    if sorted(is_pointer, reverse=True) != is_pointer:
         raise TypeError(f"the pointers of a record are not its first fields: {type_}")
-    return count
+    return is_pointer.count(True)
 
 
 def wrapped(constant: Any) -> Any:
