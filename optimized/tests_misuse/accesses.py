@@ -87,10 +87,9 @@ def checked_accesses() -> Iterator[list[str]]:
     kept = {name: getattr(builder, name) for name in _MASKED}
 
     def checked_launch(self: Any, *args: Any, **kwargs: Any) -> None:
-        tensors = dict(zip(self.arg_names, args, strict=False)) | kwargs
-        named = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
+        given = dict(zip(self.arg_names, args, strict=False)) | kwargs
         launched.append(self.fn.__name__)
-        current[:] = [_Launch(self.fn.__name__, named)]
+        current[:] = [_Launch(self.fn.__name__, dict(_tensors(given)))]
         try:
             launch(self, *args, **kwargs)
         except InterpreterError as error:
@@ -125,6 +124,16 @@ def checked_accesses() -> Iterator[list[str]]:
         executor.__call__, builder.create_atomic_cas = launch, compare
         for name, method in kept.items():
             setattr(builder, name, method)
+
+
+def _tensors(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a launch by parameter, those of records by field too."""
+    for name, argument in given.items():
+        if isinstance(argument, torch.Tensor):
+            yield name, argument
+        elif hasattr(argument, "_asdict"):
+            fields = argument._asdict().items()
+            yield from _tensors({f"{name}.{field}": value for field, value in fields})
 
 
 def _cause(error: BaseException) -> BaseException:
