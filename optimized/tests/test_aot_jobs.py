@@ -45,6 +45,15 @@ def kernels(jobs):
     return sorted({job.kernel.fn.__name__ for job in jobs})
 
 
+def misdeclared(spec):
+    # Parameters that a declaration names and a kernel has not, or has in another order.
+    declared = spec.types.keys() | spec.constants.keys()
+    names = spec.kernel.arg_names
+    constant = [name in spec.constants for name in names]
+    unknown = declared - set(names)
+    return sorted(unknown) if sorted(constant) == constant else ["constants are not the last"]
+
+
 def facts(jobs):
     heads, sample = {}, sample_of(jobs)
     for job in jobs:
@@ -56,6 +65,7 @@ def facts(jobs):
         "names": len({job.name for job in jobs}),
         "identities": len({job.identity for job in jobs}),
         "kernels": kernels(jobs),
+        "misdeclared": sorted({name for job in jobs for name in misdeclared(job.spec)}),
         "sample": len(sample),
         "sampled": kernels(sample),
         "heads": {tile: sorted(found) for tile, found in heads.items()},
@@ -92,6 +102,12 @@ def test_every_number_of_heads_is_compiled_for_hopper(listed):
 def test_each_variant_is_compiled_once(listed, arch):
     found = listed[arch]
     assert found["jobs"] == found["names"] == found["identities"]
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_declarations_name_parameters(listed, arch):
+    """A launch takes arguments in the order of the parameters, and constants behind them."""
+    assert listed[arch]["misdeclared"] == []
 
 
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])

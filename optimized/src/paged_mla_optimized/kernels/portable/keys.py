@@ -95,8 +95,8 @@ def load_keys(keys, block, tile, seq_len, DTYPE: tl.constexpr):
         offset = within * keys.stride_token  # inside one block: 32 bits suffice
     else:
         base = keys.cache_ptr
-        place = (key % keys.block_size).to(tl.int64)
-        offset = block.to(tl.int64) * keys.stride_block + place * keys.stride_token
+        offset = block.to(tl.int64) * keys.stride_block
+        offset += (key % keys.block_size).to(tl.int64) * keys.stride_token
     ckv, scales = (), ()
     for share in tl.static_range(keys.SHARES):
         column, is_own = share_columns(share, keys.R, keys.SHARES)
