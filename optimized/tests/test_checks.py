@@ -12,6 +12,7 @@ from paged_mla_optimized.api import core
 from paged_mla_optimized.parallel import ContextParallelMla
 from paged_mla_optimized.runtime import device
 from paged_mla_optimized.tensors.step import MlaStep
+from paged_mla_optimized.triton_compat import interpreter
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
@@ -334,7 +335,7 @@ def test_a_device_without_kernels(monkeypatch):
 @pytest.mark.parametrize("was", [(False, True), (True, False), (False, False)])
 def test_an_interpreter_that_is_chosen_too_late(monkeypatch, was):
     """Triton reads the variable when it is imported, and its kernels when they are."""
-    monkeypatch.setattr(device, "_WHEN_IMPORTED", was)
+    monkeypatch.setattr(interpreter, "_WHEN_IMPORTED", was)
     with pytest.raises(Unsupported, match="TRITON_INTERPRET=1, which has changed since"):
         PagedMla(config(), "cpu")
 
@@ -353,8 +354,8 @@ def test_an_interpreter_that_is_chosen_too_late(monkeypatch, was):
 )
 def test_interpreters_that_run_these_kernels(monkeypatch, triton, numpy, works):
     """Refused when built, by its versions; on a GPU it is not asked."""
-    monkeypatch.setattr(device.triton, "__version__", triton)
-    monkeypatch.setattr(device.np, "__version__", numpy)
+    monkeypatch.setattr(interpreter.triton, "__version__", triton)
+    monkeypatch.setattr(interpreter.np, "__version__", numpy)
     if works:
         PagedMla(config(), "cpu")
         return

@@ -19,9 +19,8 @@ from paged_mla_optimized import (
     Prefill,
     PrefillConfig,
     RequestMap,
-    core,
-    prefill,
 )
+from paged_mla_optimized.api import core, prefill
 from paged_mla_optimized.parallel import ContextParallelMla
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.runtime.launch import Launcher

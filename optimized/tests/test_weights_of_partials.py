@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paged_mla_optimized.kernels.common.combine import combine_kernel
+from paged_mla_optimized.kernels.common.token_head import Lines, Partials
 
 R = 32
 ROOM, PAIRS = 16, 12  # pairs that a group has room for, and that exist
@@ -18,8 +19,8 @@ def joined(outs, lses, *, workers=2, shares=1):
     slots = torch.zeros(1, dtype=torch.int64)
     out, lse = torch.full((1, PAIRS, R), torch.nan), torch.full((1, PAIRS), torch.nan)
     combine_kernel[(shares, workers)](
-        joins, slots, outs, lses, out, lse, *out.stride()[:2], *lse.stride(), shares, 1, PAIRS,
-        R=R, PLACES=1, OVERLAP=False,
+        joins, slots, Partials(outs, lses), Lines(out, *out.stride()[:2]), lse, *lse.stride(),
+        shares, 1, PAIRS, R=R, PLACES=1, OVERLAP=False,
     )  # fmt: skip
     return out[0], lse[0]
 
