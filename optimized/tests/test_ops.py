@@ -8,6 +8,7 @@ from torch._subclasses import FakeTensorMode
 
 from paged_mla_optimized import LayerConfig, MlaLayer, PagedMla, RequestMap
 from paged_mla_optimized.api import torch_ops as ops
+from paged_mla_optimized.operations.merge.partials import merge, merge_partials
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
@@ -198,10 +199,17 @@ def test_merged_answers_are_dense():
     """S-8: a compiler is told of the strides that answers have, whatever those of the partials."""
     outs = torch.randn(4, 2, 3, R).permute(1, 2, 0, 3)
     lses = torch.randn(4, 2, 3).permute(1, 2, 0)
-    torch.library.opcheck(ops.merge, (outs, lses), test_utils="test_faketensor")
+    torch.library.opcheck(merge, (outs, lses), test_utils="test_faketensor")
     with FakeTensorMode() as mode:
-        answer = ops.merge(mode.from_tensor(outs), mode.from_tensor(lses))
+        answer = merge(mode.from_tensor(outs), mode.from_tensor(lses))
     assert all(tensor.is_contiguous() for tensor in answer)
+
+
+def test_a_compiled_merge_is_the_eager_one():
+    """S-8: it is one op of a compiled function."""
+    outs, lses = torch.randn(4, 2, 3, R), torch.randn(4, 2, 3)
+    compiled = torch.compile(merge_partials, fullgraph=True, backend="aot_eager")
+    assert all(map(torch.equal, compiled(outs, lses), merge_partials(outs, lses)))
 
 
 @pytest.mark.parametrize("name", ["plan", "append", "attend", "merge"])
@@ -228,7 +236,8 @@ def test_schemas_say_what_is_written(name):
         "merge": ((torch.randn(2, 3, 4, R), torch.randn(2, 3, 4)), {}),
     }
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(getattr(ops, name), *arguments[name], test_utils=checks)
+    op = merge if name == "merge" else getattr(ops, name)
+    torch.library.opcheck(op, *arguments[name], test_utils=checks)
 
 
 def test_a_layer_stays_outside():

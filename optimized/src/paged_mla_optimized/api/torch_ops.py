@@ -2,7 +2,8 @@
 
 Under ``torch.compile`` the methods of :class:`~paged_mla_optimized.api.paged_mla.PagedMla` become
 these ops. A `handle` names an instance. What one op leaves for the next goes through tensors that
-the schemas name (``state`` is the plan), so that a compiler sees every dependency.
+the schemas name (``state`` is the plan), so that a compiler sees every dependency. The op of
+``merge_partials`` lies beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paged_mla_optimized.operations.merge.partials import merge_partials
 from paged_mla_optimized.planning.plan import HostPlan
 from paged_mla_optimized.tensors.latent_cache import LatentCache
 from paged_mla_optimized.tensors.step import MlaStep, RequestMap
@@ -141,19 +141,8 @@ def _(
     return codes, q_nope.new_empty(lines, dtype=torch.float32)
 
 
-@torch.library.custom_op("paged_mla::merge", mutates_args=())
-def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge partial answers, as ``operations/merge/partials.py`` does."""
-    return merge_partials(outs, lses)
-
-
 @plan.register_fake
 @append.register_fake
 @attend.register_fake
 def _nothing_returned(*_tensors: Tensor, **_rest: object) -> None:
     pass
-
-
-@merge.register_fake
-def _(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])

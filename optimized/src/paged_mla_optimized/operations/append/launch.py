@@ -10,6 +10,7 @@ import triton
 
 from paged_mla_optimized.config.architectures import INTERPRETER, ROUNDING_E4M3_ONCE
 from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.config.cache_layout import CacheLayout
 from paged_mla_optimized.kernels.common.append import append_kernel
 from paged_mla_optimized.kernels.common.append_fp8 import append_fp8_kernel
 from paged_mla_optimized.kernels.common.append_groups import append_groups_kernel
@@ -207,5 +208,5 @@ def _kernel_of(
     constants |= {"TOKENS": _FP8_TOKENS}
     if config.scales == "per_token":
         return append_tokens_kernel, constants, _FP8_WARPS["per_token"]
-    of_format = {"SCALES": config.scales, "SHARES": config.stored.inline_scales or 1}
+    of_format = {"SCALES": config.scales, "SHARES": CacheLayout.of(config).scale_groups}
     return append_fp8_kernel, constants | of_format, _FP8_WARPS[config.scales]

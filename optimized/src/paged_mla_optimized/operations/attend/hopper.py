@@ -16,6 +16,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from paged_mla_optimized.config.architectures import SHARED_MEMORY
 from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.config.cache_layout import CacheLayout
 from paged_mla_optimized.kernels.common.token_head import Lines, Partials
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
 from paged_mla_optimized.kernels.hopper.decode_few_fp8 import decode_few_fp8_kernel
@@ -255,15 +256,10 @@ def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], 
     Widths are in words of 16 bits.
     """
     keys = hopper_box(config.block_size) or _BOX
-    columns, _, others = _row_words(config)
+    layout = CacheLayout.of(config)
     whole = variant.family in {FEW, FEW_FP8, TILE_EXACT}
-    return [keys, columns if whole else columns // 2], [keys, others]
-
-
-def _row_words(config: MlaConfig) -> tuple[int, int, int]:
-    """Return words of 16 bits of a row: of its latent, of scales if any, and of its k_pe."""
-    fields = {field.name: field.nbytes // 2 for field in config.stored.fields(config)}
-    return fields["ckv"], fields.get("ckv_scale", 0), fields["k_pe"]
+    columns = layout.ckv_words if whole else layout.ckv_words // 2
+    return [keys, columns], [keys, layout.k_pe_words]
 
 
 def hopper_layout(box: list[int]) -> gl.NVMMASharedLayout:
@@ -283,14 +279,10 @@ def _stages(config: MlaConfig, variant: AttendVariant) -> int:
         queries += config.qk_rope_head_dim * 2  # in two pieces
     weights = variant.tile_n * 2
     ratios = variant.tile_n * config.stored.inline_scales * 2
-    key = config.stored.token_bytes(config) + (4 if config.scales.startswith("per_") else 0)
+    layout = CacheLayout.of(config)
+    key = layout.row_bytes + layout.scale_bytes
     room = SHARED_MEMORY["sm90"] - _BARRIERS - variant.tile_m * (queries + weights) - ratios
     return room // (variant.tile_n * key)
-
-
-def _shares(config: MlaConfig) -> int:
-    """Return how many parts of a latent have scales of their own."""
-    return config.stored.inline_scales or 1
 
 
 def hopper_spec(
@@ -311,7 +303,9 @@ def hopper_spec(
         "geometry": Geometry(
             config.block_size, block_rows, stride_row, hopper_box(config.block_size)
         ),
-        "scale_format": ScaleFormat(stride_scales, config.scales, _shares(config)),
+        "scale_format": ScaleFormat(
+            stride_scales, config.scales, CacheLayout.of(config).scale_groups
+        ),
         "ROPE": config.rope_pairing,
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,

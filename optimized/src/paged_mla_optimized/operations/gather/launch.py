@@ -8,6 +8,7 @@ import torch
 
 from paged_mla_optimized.config.architectures import INTERPRETER, WITH_E4M3
 from paged_mla_optimized.config.attention import MlaConfig
+from paged_mla_optimized.config.cache_layout import CacheLayout
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.operations.argument_types import cache_pointer
 from paged_mla_optimized.planning.plan import Plan
@@ -101,7 +102,7 @@ def gather_spec(config: MlaConfig, arch: str) -> KernelSpec:
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
         "SCALES": config.scales,
-        "SHARES": config.stored.inline_scales or 1,
+        "SHARES": CacheLayout.of(config).scale_groups,
         "SEARCH_STEPS": config.search_steps,
         "TOKENS": _TOKENS_INTERPRETED if arch == INTERPRETER else _TOKENS_PER_PROGRAM,
         "NATIVE": arch in WITH_E4M3,

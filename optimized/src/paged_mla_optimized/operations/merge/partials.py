@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import triton
+from torch import Tensor
 
 from paged_mla_optimized.kernels.common.merge import merge_kernel
 from paged_mla_optimized.runtime.kernel_spec import KernelSpec
@@ -40,6 +41,13 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
     -----
     Rule S-8. Returns new tensors; strided inputs are copied.
     """
+    if torch.compiler.is_compiling():
+        found: tuple[torch.Tensor, torch.Tensor] = merge(outs, lses)
+        return found
+    return _merged(outs, lses)
+
+
+def _merged(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     check_tensor("outs", outs, (None, None, None, None), torch.float32, None)
     check_tensor("lses", lses, tuple(outs.shape[:3]), torch.float32, outs.device)
     num_partials, tokens, heads, width = outs.shape
@@ -64,6 +72,17 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
                 **merge_spec(width).launched,
             )
     return out, lse
+
+
+@torch.library.custom_op("paged_mla::merge", mutates_args=())
+def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge partial answers in a compiled function, see :func:`merge_partials`."""
+    return _merged(outs, lses)
+
+
+@merge.register_fake
+def _(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
 
 
 def merge_spec(width: int) -> KernelSpec:
