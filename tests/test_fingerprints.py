@@ -8,7 +8,7 @@ import pytest
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.runtime.spec import KernelSpec
+from paged_mla_optimized.runtime.kernel_spec import KernelSpec
 from paged_mla_optimized.tools import fingerprints
 from paged_mla_optimized.tools.aot_job import Job
 
