@@ -9,6 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
+import serving_loop
 from serving_loop import Server
 from tiny_model import Model, config_of
 
@@ -35,9 +36,11 @@ def dense(model: Model, tokens: list[int]) -> list[int]:
     return model(torch.tensor(tokens, device=device), attend).tolist()
 
 
-def assert_serves(model: Model, device: str, prompts: list[list[int]], new: int) -> Server:
+def assert_serves(
+    model: Model, device: str, prompts: list[list[int]], new: int, num_blocks: int = 16
+) -> Server:
     """Serve prompts in float32; every token is the one that dense computation gives."""
-    server = Server(model, device, num_blocks=16)
+    server = Server(model, device, num_blocks=num_blocks)
     for prompt in prompts:
         server.add(prompt, new)
     done = []
@@ -48,9 +51,9 @@ def assert_serves(model: Model, device: str, prompts: list[list[int]], new: int)
         [tokens] = [r.tokens for r in done if r.tokens[: len(prompt)] == prompt]
         assert len(tokens) == len(prompt) + new
         assert tokens[len(prompt) :] == dense(model, tokens)[len(prompt) - 1 : -1]
-    assert len(server.blocks.free) == 16
+    assert len(server.blocks.free) == num_blocks
     assert not any(server.blocks.users)
     return server
 
 
-__all__ = ["Model", "Server", "assert_serves", "config_of"]
+__all__ = ["Model", "Server", "assert_serves", "config_of", "serving_loop"]

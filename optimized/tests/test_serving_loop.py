@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
-from serving import Model, Server, assert_serves, config_of
+from serving import Model, Server, assert_serves, config_of, serving_loop
 
 
 def test_serving_loop():
     """S-13, S-15, S-19: too many requests for rows and blocks; long prompts that begin alike."""
     model = Model(config_of("cpu"), "cpu")
     prompts = [[*range(40 - 2 * n), 50 + n, 50 + n] for n in range(5)]
-    server = assert_serves(model, "cpu", prompts, 10)
-    counted = ("chunks", "reused", "accepted_drafts", "rejected_drafts")
+    server = assert_serves(model, "cpu", prompts, 10, num_blocks=9)
+    counted = ("chunks", "reused", "preempted", "accepted_drafts", "rejected_drafts")
     assert all(server.counts[name] > 0 for name in counted)
 
 
@@ -31,3 +34,18 @@ def test_requests_that_never_fit(prompt, new):
     server = Server(Model(config_of("cpu"), "cpu"), "cpu", num_blocks=16)
     with pytest.raises(ValueError, match=f"{len(prompt)} and {new} tokens"):
         server.add(prompt, new)
+
+
+def test_the_example_is_short():
+    """Its lines of code: neither blank lines nor docstrings."""
+    source = Path(serving_loop.__file__).read_text()
+    docstrings = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and ast.get_docstring(node) is not None
+        for line in range(node.body[0].lineno, node.body[0].end_lineno + 1)
+    }
+    lines = enumerate(source.splitlines(), 1)
+    code = [line for number, line in lines if line.strip() and number not in docstrings]
+    assert len(code) <= 150
