@@ -29,6 +29,7 @@ from paged_mla_optimized.planning.families import serving_variant
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.tensors.latent_cache import LatentCache
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -115,7 +116,8 @@ def test_queries_must_be_copied_16_bytes_at_a_time(monkeypatch, q_nope, q_pe, fi
         monkeypatch.setattr(kind, "launch", lambda self, *_, **__: launched.append(type(self)))
     memory = Workspace(CONFIG, [served(CONFIG)], 132, torch.device("cpu"), None)
     attention = Attention(CONFIG, served(CONFIG), DeviceFacts("sm90", 132), memory)
-    attention.attend(None, q_nope, q_pe, LatentCache("bf16", DENSE), out=None, lse=None)
+    given = Queries(q_nope, q_pe), LatentCache("bf16", DENSE), Answer(None, None)
+    attention.attend(None, *given)
     assert launched == [HopperAttention if fits else PortableAttention]
 
 
@@ -164,7 +166,8 @@ class Launches:
         dtype = torch.uint8 if self.config.is_fp8 else torch.bfloat16
         scales = torch.ones(()) if self.config.is_fp8 else None
         latents = LatentCache(self.config.cache_format, cache(576, 64 * 576, dtype=dtype), scales)
-        self.attention.attend(self.plan, q_nope, q_pe, latents, out=Q_NOPE, lse=torch.zeros(4, 16))
+        answer = Answer(Q_NOPE, torch.zeros(4, 16))
+        self.attention.attend(self.plan, Queries(q_nope, q_pe), latents, answer)
 
 
 @pytest.mark.parametrize("q_pe", [Q_PE, queries(64, 16 * 65, 65, offset=1)], ids=["even", "odd"])
@@ -369,7 +372,8 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     q_pe, out, lse = torch.zeros(4, 128, 64), torch.zeros(4, 128, 512), torch.zeros(4, 128)
     plan = Plan(FAST, [served(FAST)], 132, torch.device("cpu"))
     latents, scale = cache(576, 64 * 576, dtype=torch.uint8), torch.ones(())
-    attention.attend(plan, q_nope, q_pe, LatentCache("fp8_e4m3", latents, scale), out=out, lse=lse)
+    given = LatentCache("fp8_e4m3", latents, scale)
+    attention.attend(plan, Queries(q_nope, q_pe), given, Answer(out, lse))
     ((*queries, codes, scales),) = (taken[:4] for taken in asked)
     assert [q.data_ptr() for q in queries] == [q_nope.data_ptr(), q_pe.data_ptr()]
     ((_work, first, second, cached, cache_scale, *_),) = launched

@@ -32,6 +32,7 @@ from paged_mla_optimized.tensors.latent_cache import (
     named_tensors,
 )
 from paged_mla_optimized.tensors.overlap import check_apart, check_places
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 from paged_mla_optimized.tensors.values.steps import check_step_values
 from paged_mla_shared.errors import InvalidArgument
@@ -263,14 +264,12 @@ class Core:
     def attend(
         self,
         plan: Plan,
-        q_nope: torch.Tensor,
-        q_pe: torch.Tensor,
+        queries: Queries,
         cache: Cache,
-        *,
-        out: torch.Tensor,
-        lse: torch.Tensor,
+        answer: Answer,
     ) -> None:
         """Check and attend the queries of the step in `plan`."""
+        (q_nope, q_pe), (out, lse) = queries, answer
         config, device, num_tokens = self.config, self.device, plan.num_tokens
         cache = self._as_cache(cache)
         table = plan.block_table
@@ -285,9 +284,7 @@ class Core:
             check_apart({"workspace": self.workspace.memory}, {"out": out, "lse": lse} | read)
             self._checked[layout] = None
         if num_tokens > 0:
-            self._attentions[self.choice_of(plan)].launch(
-                plan, q_nope, q_pe, cache, out=out, lse=lse
-            )
+            self._attentions[self.choice_of(plan)].launch(plan, queries, cache, answer)
             if config.lse_base == "2":
                 lse.mul_(config.lse_unit)
 

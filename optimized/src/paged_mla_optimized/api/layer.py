@@ -34,6 +34,7 @@ from paged_mla_optimized.tensors.latent_cache import (
     empty_cache,
     named_tensors,
 )
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 from paged_mla_shared.errors import InvalidArgument
 
@@ -338,20 +339,18 @@ class MlaLayer(Planner):
                 check_token_stride(name, tensor.stride(0))
         core.check_attend(plan, cache)
         if tokens > 0:
-            absorbed = weights.absorb(q_nope[:tokens])
-            latents = torch.empty_like(absorbed)
-            core.attend(
-                planned.absorbed, absorbed, q_pe[:tokens], cache, out=latents, lse=lse[:tokens]
-            )
+            absorbed = Queries(weights.absorb(q_nope[:tokens]), q_pe[:tokens])
+            latents = torch.empty_like(absorbed.nope)
+            core.attend(planned.absorbed, absorbed, cache, Answer(latents, lse[:tokens]))
             weights.project(latents, out=out[:tokens])
         if tokens < num_tokens:
-            answer = out[tokens:], lse[tokens:]
-            queries = q_nope[tokens:], q_pe[tokens:]
+            answer = Answer(out[tokens:], lse[tokens:])
+            queries = Queries(q_nope[tokens:], q_pe[tokens:])
             materialised = planned.materialised
             assert materialised is not None
             self.materialised.attend(materialised, queries, cache, weights, answer)
             if config.attention.lse_base == "2":
-                answer[1].mul_(config.attention.lse_unit)
+                answer.lse.mul_(config.attention.lse_unit)
         return out, lse
 
     def check(

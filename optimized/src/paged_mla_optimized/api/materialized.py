@@ -16,10 +16,8 @@ from paged_mla_optimized.operations.prefill.key_chunks import Part
 from paged_mla_optimized.operations.prefill.portable import Heads, PrefillPlan
 from paged_mla_optimized.tensors.head_weights import HeadWeights
 from paged_mla_optimized.tensors.latent_cache import Cache
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep
-
-Queries = tuple[torch.Tensor, torch.Tensor]  # q_nope and q_pe
-Answer = tuple[torch.Tensor, torch.Tensor]  # out and lse
 
 
 class PlannedPart(NamedTuple):
@@ -138,17 +136,18 @@ class Materialised:
     ) -> None:
         """Write the answer to the queries of planned rows; lse in nats."""
         if self._core.rotate is not None:
-            rotated = self._core.rotate.launch(queries[1], plan.positions)
-            queries = queries[0], rotated[: len(plan.positions)]
+            rotated = self._core.rotate.launch(queries.pe, plan.positions)
+            queries = Queries(queries.nope, rotated[: len(plan.positions)])
         self.gather(plan, 0, cache)
         self.project(plan, 0, weights)
         self.attend_part(plan, 0, queries, answer)
         parts = self.parts(plan)
         if parts == 1:
             return
-        out = answer[0]
+        out = answer.out
         rest = torch.zeros(out.shape, dtype=out.dtype, device=out.device)
-        chunk = torch.empty_like(rest), rest.new_empty(rest.shape[:2], dtype=torch.float32)
+        lse = rest.new_empty(rest.shape[:2], dtype=torch.float32)
+        chunk = Answer(torch.empty_like(rest), lse)
         for part in range(1, parts):
             self.plan_part(plan, part)
             self.gather(plan, part, cache)

@@ -18,6 +18,7 @@ from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.tensors import checks
 from paged_mla_optimized.tensors.host_lengths import HostLengths
 from paged_mla_optimized.tensors.latent_cache import Cache, as_cache
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 
 
@@ -250,7 +251,7 @@ class PagedMla(Planner):
         lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32) if lse is None else lse
         if not torch.compiler.is_compiling():
             core.check_attend(plan, cache)
-            core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
+            core.attend(plan, Queries(q_nope, q_pe), cache, Answer(out, lse))
             return out, lse
         cache = as_cache(core.config.cache_format, cache)
         ops.attend(

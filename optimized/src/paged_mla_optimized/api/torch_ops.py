@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paged_mla_optimized.planning.plan import HostPlan
 from paged_mla_optimized.tensors.latent_cache import LatentCache
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def attend(  # noqa: PLR0917 - ops take tensors by position
     plan = core.plan.on(state)
     plan.host = core.chosen(HostPlan(num_rows, num_tokens, max_query_len, given_table=block_table))
     cache = LatentCache(core.config.cache_format, latents, scales)
-    core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
+    core.attend(plan, Queries(q_nope, q_pe), cache, Answer(out, lse))
 
 
 @torch.library.custom_op("paged_mla::quantise_queries", mutates_args=())

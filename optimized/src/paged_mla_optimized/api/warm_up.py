@@ -15,6 +15,7 @@ from paged_mla_optimized.operations.gather.launch import Spans
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.tensors.latent_cache import Cache
 from paged_mla_optimized.tensors.masks import mask_buffer
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 
 
@@ -23,12 +24,13 @@ def warm_up(core: Core, cache: Cache, request_map: RequestMap | None) -> None:
     plan, config = core.new_plan(), core.config
     for query_len in core.query_lens():
         _plan(core, plan, request_map, num_rows=1, num_tokens=1, query_len=query_len)
-        q_nope, q_pe = (
-            _zeros(core, 1, config.num_heads, width)
-            for width in (config.kv_lora_rank, config.qk_rope_head_dim)
+        queries = Queries(
+            _zeros(core, 1, config.num_heads, config.kv_lora_rank),
+            _zeros(core, 1, config.num_heads, config.qk_rope_head_dim),
         )
-        out, lse = torch.empty_like(q_nope), q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32)
-        core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
+        out = torch.empty_like(queries.nope)
+        lse = out.new_empty(out.shape[:2], dtype=torch.float32)
+        core.attend(plan, queries, cache, Answer(out, lse))
     core.gather(Spans.whole(plan), cache, *_latents(core, 1))
     for num_tokens, num_rows in core.append_steps():
         slots = None

@@ -33,6 +33,7 @@ from paged_mla_optimized.config.limits import (
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_optimized.tensors.checks import check_tensor, check_token_stride
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tensors.values.steps import check_step_values
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -243,8 +244,8 @@ def _attend(
         lse = q.new_empty(len(queries), heads, dtype=torch.float32)
         for number, cache in enumerate(k_cache.unbind(2)):  # [num_blocks, page_block_size, D]
             own = slice(number * group, (number + 1) * group)
-            q_nope, q_pe = queries[:, own, :rank], queries[:, own, rank:]
-            core.attend(plan, q_nope, q_pe, cache, out=out[:, own], lse=lse[:, own])
+            mine = Queries(queries[:, own, :rank], queries[:, own, rank:])
+            core.attend(plan, mine, cache, Answer(out[:, own], lse[:, own]))
     lse = lse.view(rows, query_len, heads).transpose(1, 2).contiguous()
     torch.nan_to_num(lse, nan=math.nan, posinf=math.inf, neginf=math.inf, out=lse)
     return out.view(rows, query_len, heads, rank), lse

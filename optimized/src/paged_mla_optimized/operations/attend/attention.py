@@ -22,6 +22,7 @@ from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.runtime.launch import Fixed
 from paged_mla_optimized.tensors.checks import check_tensor
 from paged_mla_optimized.tensors.latent_cache import LatentCache, scales_and_stride
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -107,42 +108,28 @@ class Attention:
     def launch(
         self,
         plan: Plan,
-        q_nope: torch.Tensor,
-        q_pe: torch.Tensor,
+        queries: Queries,
         cache: LatentCache,
-        *,
-        out: torch.Tensor,
-        lse: torch.Tensor,
+        answer: Answer,
     ) -> None:
-        """Write every element of `out` and `lse`; T > 0."""
-        self.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
-        self._combine.launch(plan, self._partials, out=out, lse=lse)
+        """Write every element of `answer`; T > 0."""
+        self.attend(plan, queries, cache, answer)
+        self._combine.launch(plan, self._partials, answer)
 
     def attend(
         self,
         plan: Plan,
-        q_nope: torch.Tensor,
-        q_pe: torch.Tensor,
+        queries: Queries,
         cache: LatentCache,
-        *,
-        out: torch.Tensor,
-        lse: torch.Tensor,
+        answer: Answer,
     ) -> None:
         """Write what no part of the grid cuts, and partials of what is cut."""
         launch: Callable[..., None] = self._portable.launch
-        if self._hopper is not None and self._hopper.takes(q_nope, q_pe):
+        if self._hopper is not None and self._hopper.takes(queries):
             rows = self._hopper.rows_of(cache.latents, scales_and_stride(cache)[1])
             if rows is not None:
                 launch = partial(self._hopper.launch, rows)
-        launch(
-            plan,
-            q_nope,
-            q_pe,
-            cache,
-            out=out,
-            lse=lse,
-            partials=self._partials,
-        )
+        launch(plan, queries, cache, answer, partials=self._partials)
 
 
 def partial_shape(config: MlaConfig, variant: AttendVariant, num_sms: int) -> tuple[int, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.kernels.common.token_head import Lines, Partials
@@ -12,6 +10,7 @@ from paged_mla_optimized.planning.families import PORTABLE, AttendVariant
 from paged_mla_optimized.planning.plan import Plan, most_joins
 from paged_mla_optimized.runtime.kernel_spec import STRIDE, KernelSpec, overlap_options, pointer
 from paged_mla_optimized.runtime.launch import Fixed, Launcher
+from paged_mla_optimized.tensors.queries import Answer
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 
 _NUM_WARPS = 1  # small programs: many begin at once where the attend kernel's have just ended
@@ -45,15 +44,13 @@ class Combine:
         self,
         plan: Plan,
         partials: Fixed,
-        *,
-        out: torch.Tensor,
-        lse: torch.Tensor,
+        answer: Answer,
     ) -> None:
         """Write what the groups that were cut come to, and blank padding; T > 0."""
         rows, tokens = plan.num_rows, plan.num_tokens
         joins = most_joins(self.config, self.variant, self.parts, rows, tokens)
         workers = max(min(self.workers // joins, self.pieces), 1)
-        strides = out.stride()
+        (out, lse), strides = answer, answer.out.stride()
         self._kernel(
             (joins + -(-tokens // workers), workers, 1),
             strides,

@@ -52,6 +52,7 @@ from paged_mla_optimized.runtime.kernel_spec import (
 )
 from paged_mla_optimized.runtime.launch import Descriptors, Fixed, Launcher
 from paged_mla_optimized.tensors.latent_cache import LatentCache, scales_and_stride
+from paged_mla_optimized.tensors.queries import Answer, Queries
 
 _BOX = 64  # most keys of one copy
 _BARRIERS = 1024  # bytes of shared memory, with what alignment takes
@@ -148,12 +149,12 @@ class HopperAttention:
         self._kernels: Bounded[tuple[int, int, int], Launcher] = Bounded(MAX_KERNELS)
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
-    def takes(self, q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
+    def takes(self, queries: Queries) -> bool:
         """Return whether the kernel can read queries, its own or those handed in."""
         if self._quantise is not None:
             return True
         # What is rotated is loaded, in whatever pieces it lies.
-        return queries_fit(q_nope) if self._rotate is not None else queries_fit(q_nope, q_pe)
+        return queries_fit(queries.nope) if self._rotate is not None else queries_fit(*queries)
 
     def rows_of(self, latents: torch.Tensor, stride_scales: int = 0) -> Rows | None:
         """Return a cache's latents as rows, None where TMA cannot address them.
@@ -170,34 +171,33 @@ class HopperAttention:
         self,
         rows: Rows,
         plan: Plan,
-        q_nope: torch.Tensor,
-        q_pe: torch.Tensor,
+        queries: Queries,
         cache: LatentCache,
+        answer: Answer,
         *,
-        out: torch.Tensor,
-        lse: torch.Tensor,
         partials: Fixed,
     ) -> None:
-        """Write `out` and `lse` of every whole group, and `partials` of the others.
+        """Write `answer` for every whole group, and `partials` for the others.
 
         `rows` are those of the cache's latents.
         """
+        (q_nope, q_pe), (out, lse) = queries, answer
         table = plan.block_table
         of_table, of_out = table.stride(), out.stride()
         if self._quantise is not None:
-            queries: tuple[Any, ...] = self._quantise.launch(q_nope, q_pe, plan.positions)
+            arguments: tuple[Any, ...] = self._quantise.launch(q_nope, q_pe, plan.positions)
             of_queries: tuple[int, ...] = ()
         else:
             of_nope, of_pe = q_nope.stride(), q_pe.stride()
             of_queries = (*of_nope[:2], *of_pe[:2])
             rotate = self._rotate
             tables = _NO_ROPE if rotate is None else (plan.positions, *rotate.tables)
-            queries = ((q_nope, *of_nope[:2]), (q_pe, *of_pe[:2]), tables)
+            arguments = ((q_nope, *of_nope[:2]), (q_pe, *of_pe[:2]), tables)
         rows.kernel(
             (self.programs, 1, 1),
             (of_queries, of_table[1], of_out),
             plan.work,
-            *queries,
+            *arguments,
             cache.latents,
             *(scales_and_stride(cache)[:1] if self.config.is_fp8 else ()),
             table,

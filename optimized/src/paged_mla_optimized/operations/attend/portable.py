@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from paged_mla_optimized.config.architectures import WITH_E4M3
 from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.kernels.common.token_head import Lines, Partials
@@ -15,6 +13,7 @@ from paged_mla_optimized.planning.plan import WORK_TYPES, Plan, tiles_of
 from paged_mla_optimized.runtime.kernel_spec import DENSE, STRIDE, KernelSpec, number, pointer
 from paged_mla_optimized.runtime.launch import Fixed, Launcher
 from paged_mla_optimized.tensors.latent_cache import LatentCache, scales_and_stride
+from paged_mla_optimized.tensors.queries import Answer, Queries
 
 _SHARE = 128  # columns
 
@@ -51,15 +50,14 @@ class PortableAttention:
     def launch(
         self,
         plan: Plan,
-        q_nope: torch.Tensor,
-        q_pe: torch.Tensor,
+        queries: Queries,
         cache: LatentCache,
+        answer: Answer,
         *,
-        out: torch.Tensor,
-        lse: torch.Tensor,
         partials: Fixed,
     ) -> None:
-        """Write `out` and `lse` of every whole group, and `partials` of the others."""
+        """Write `answer` for every whole group, and `partials` for the others."""
+        (q_nope, q_pe), (out, lse) = queries, answer
         if self._rotate is not None:
             q_pe = self._rotate.launch(q_pe, plan.positions)
         config, latents, table = self.config, cache.latents, plan.block_table

@@ -14,6 +14,7 @@ from paged_mla_optimized.api.core import Core
 from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import device_record
 from paged_mla_optimized.tensors.latent_cache import LatentCache
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import GROUPS, Case
 from paged_mla_optimized.tools.bench.problem import Tensors, build, error, plan
@@ -55,7 +56,7 @@ def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
     Without the plan, with it, the main kernel alone, and the portable kernel with its join.
     """
     cache = LatentCache(tensors.config.cache_format, tensors.cache)
-    inputs = (tensors.q_nope, tensors.q_pe, cache)
+    queries = Queries(tensors.q_nope, tensors.q_pe)
     core = Core(tensors.config, "cuda")
     portable = portable_variant(core.demand, tensors.case.query_len)
     without_gluon = Core(tensors.config, "cuda", variant=portable)
@@ -64,7 +65,7 @@ def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
     lse = out.new_empty(out.shape[:2], dtype=torch.float32)
 
     def attend(core: Core) -> None:
-        core.attend(core.plan, *inputs, out=out, lse=lse)
+        core.attend(core.plan, queries, cache, Answer(out, lse))
 
     def step() -> None:
         plan(core, tensors)
@@ -78,7 +79,7 @@ def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
     return {
         "us": lambda: attend(core),
         "plan_us": step,
-        "main_us": lambda: core.attention.attend(core.plan, *inputs, out=out, lse=lse),
+        "main_us": lambda: core.attention.attend(core.plan, queries, cache, Answer(out, lse)),
         "portable_us": lambda: attend(without_gluon),
     }, errors[0]
 

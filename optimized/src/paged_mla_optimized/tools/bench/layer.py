@@ -30,6 +30,7 @@ from paged_mla_optimized.config.layer import LayerConfig
 from paged_mla_optimized.operations.merge.tiles import MergeTiles
 from paged_mla_optimized.planning.layer_cost import Forms, Prices
 from paged_mla_optimized.tensors.head_weights import HeadWeights
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import P, R
@@ -197,9 +198,9 @@ def _shares(problem: Problem) -> dict[str, float]:
     """Return the time of each kind of launch of a materialised step, all its parts together."""
     rows, plan = problem.layer.materialised, problem.layer.planned.materialised
     assert plan is not None
-    queries = problem.q[..., :N], problem.q[..., N:]
+    queries = Queries(problem.q[..., :N], problem.q[..., N:])
     out = problem.q.new_zeros((*problem.q.shape[:2], V))
-    answer = out, out.new_zeros(out.shape[:2], dtype=torch.float32)
+    answer = Answer(out, out.new_zeros(out.shape[:2], dtype=torch.float32))
     rest, shares = torch.zeros_like(out), Counter[str]()
     for part in range(rows.parts(plan)):
         launches: dict[str, Launch] = {

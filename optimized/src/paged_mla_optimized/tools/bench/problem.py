@@ -10,6 +10,7 @@ import torch
 from paged_mla_optimized.api.core import Core
 from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.tensors.latent_cache import Cache
+from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tools.bench.cases import Case, P, R
 
@@ -101,7 +102,8 @@ def attention(tensors: Tensors, config: MlaConfig, cache: Cache) -> Callable[[],
     lse = out.new_empty(out.shape[:2], dtype=torch.float32)
 
     def launch() -> torch.Tensor:
-        core.attend(core.plan, tensors.q_nope, tensors.q_pe, cache, out=out, lse=lse)
+        queries = Queries(tensors.q_nope, tensors.q_pe)
+        core.attend(core.plan, queries, cache, Answer(out, lse))
         return out
 
     return launch
