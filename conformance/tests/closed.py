@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from paged_mla_conformance.meta.mutants.backends import EVERY_FORMAT, MutantBackend
-from paged_mla_shared.backend import Runner
+from paged_mla_shared.backend import OPERATIONS, Runner
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.problem import Problem
 
-CALLS = {"plan", "append", "attend", "gather_context", "quantise_queries", "prefill", "layer"}
+CALLS = {*OPERATIONS} - {"merge"}
 
 
 class Closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def wrong(wrap: Callable[[Problem, Runner], Runner]) -> MutantBackend:
         ("decode", "h9", Trial.check_replay),
         ("append", "padded-rows", Trial.check_append),
         ("mixed", "bs16", Trial.check_step),
-        ("gather", "bs16", Trial.check_gather),
+        ("gather", "bs16", partial(Trial.check_read, name="gather_context")),
         ("large_offsets", GROUPS["large_offsets"][0].name, Trial.check_step),
         ("layouts", GROUPS["layouts"][0].name, Trial.check_attention),
     ],

@@ -66,7 +66,7 @@ def test_plans_come_between_calls():
 
     trial = Trial(MutantBackend(wrap=Noting), _case("gather", "again"), SMALL, "float32")
     own = trial.problem.softmax_scale
-    trial.check_gather()
+    trial.check_read("gather_context")
     others = [(2 * own, stage.batch.num_tokens) for stage in trial.stages()]
     assert planned == [(own, others[0][1]), *others]
 
@@ -78,7 +78,7 @@ def test_nothing_is_planned_that_cannot_be():
     for capabilities, case in ((without, small), (CAPABILITIES, huge)):
         trial = Trial(ReferenceBackend(capabilities=capabilities), case, SMALL, "float32")
         assert not isinstance(trial.prepare_first(), InterleavedRunner)
-        trial.check_gather()
+        trial.check_read("gather_context")
 
 
 @pytest.mark.parametrize("name", ["again", "padded-again", "trees-again"])

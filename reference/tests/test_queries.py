@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from reference_scenes import DIMS, request, scene
 
-from paged_mla_reference.backend import ReferenceRunner
+from paged_mla_reference.oracle import ReferenceRunner
 from paged_mla_reference.rules.fp8 import SMALLEST_SCALE, quantise, scale_of
 from paged_mla_reference.rules.queries import quantise_queries
 from paged_mla_reference.rules.rope import rotate

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_shared.backend import Runner
-from paged_mla_shared.layer import LayerBatch
+from paged_mla_shared.backend import OPERATIONS, Runner
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Metadata, Output, Problem
+from paged_mla_shared.problem import Problem
 
 
-class ForwardingRunner:
-    """Wraps a right runner.
+class ForwardingRunner(Runner):
+    """Wraps a right runner: every operation of the protocol is handed on.
 
     Parameters
     ----------
@@ -35,36 +33,13 @@ class ForwardingRunner:
         """Hand on."""
         return self.inner.read_cache(block_ids)
 
-    def plan(self, batch: Batch) -> Metadata:
-        """Hand on."""
-        return self.inner.plan(batch)
 
-    def append(self, batch: Batch) -> None:
-        """Hand on."""
-        self.inner.append(batch)
+def _handed_on(name: str) -> Callable[..., Any]:
+    def hand_on(self: ForwardingRunner, *given: Any) -> Any:
+        return getattr(self.inner, name)(*given)
 
-    def attend(self, batch: Batch) -> Output:
-        """Hand on."""
-        return self.inner.attend(batch)
+    return hand_on
 
-    def merge(self, partials: Sequence[Output]) -> Output:
-        """Hand on."""
-        return self.inner.merge(partials)
 
-    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Hand on."""
-        return self.inner.gather_context(batch)
-
-    def quantise_queries(
-        self, batch: Batch, scale: float | None
-    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Hand on."""
-        return self.inner.quantise_queries(batch, scale)
-
-    def prefill(self, batch: PrefillBatch) -> Output:
-        """Hand on."""
-        return self.inner.prefill(batch)
-
-    def layer(self, batch: LayerBatch) -> Output:
-        """Hand on."""
-        return self.inner.layer(batch)
+for _name in OPERATIONS:
+    setattr(ForwardingRunner, _name, _handed_on(_name))

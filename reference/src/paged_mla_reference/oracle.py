@@ -1,22 +1,31 @@
-"""The rules as nine functions, so that one of them can be exchanged for a wrong one."""
+"""The rules as functions, of which one can be exchanged for a wrong one, and a runner of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.rules.attention import AttendQuery, attend, attend_visible
+from paged_mla_reference.rules.bounded import taken_as
 from paged_mla_reference.rules.cache import append, gather_context
 from paged_mla_reference.rules.layer import layer
 from paged_mla_reference.rules.merge import merge
+from paged_mla_reference.rules.paging import NO_SLOT
 from paged_mla_reference.rules.positions import metadata
 from paged_mla_reference.rules.prefill import prefill
 from paged_mla_reference.rules.queries import quantise_queries
 from paged_mla_reference.rules.rounding import Rounding
+from paged_mla_reference.rules.validation.inputs import (
+    validate_batch,
+    validate_layer,
+    validate_prefill,
+    validate_query_scale,
+)
+from paged_mla_shared.backend import Runner
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
@@ -87,3 +96,83 @@ class Oracle:
 
 
 RIGHT = Oracle()
+
+
+class ReferenceRunner(Runner):
+    """One problem and its cache, as a sparse image. Every call checks its batch first."""
+
+    def __init__(self, problem: Problem, oracle: Oracle = RIGHT) -> None:
+        self._problem = problem
+        self._oracle = oracle
+        self._image = CacheImage.without_blocks(problem.layout, np.zeros(1, np.uint8))
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Make the cache equal `image`, poison included."""
+        self._image = image
+
+    def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return raw bytes uint8 [n, block_bytes] of those blocks as they are now."""
+        return self._image.read(block_ids)
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Return positions and slots (S-1, S-3)."""
+        return self._oracle.metadata(self._problem, self._taken(batch))
+
+    def append(self, batch: Batch) -> None:
+        """Write the batch's ``ckv`` and ``k_pe`` to the cache (S-10)."""
+        self._image = self._oracle.append(self._problem, self._taken(batch), self._image)
+
+    def attend(self, batch: Batch) -> Output:
+        """Attend every query to what the cache holds now (S-4 to S-7)."""
+        return self._oracle.attend(self._problem, self._taken(batch), self._image)
+
+    def merge(self, partials: Sequence[Output]) -> Output:
+        """Merge float32 partials of one query set (S-8)."""
+        return self._oracle.merge(partials)
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P]."""
+        return self._oracle.gather_context(self._problem, self._taken(batch), self._image)
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Return the queries as e4m3 codes with scales (S-11)."""
+        validate_batch(self._problem, batch)
+        validate_query_scale(scale)
+        return self._oracle.quantise_queries(self._problem, batch, scale)
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Attend to keys and values of every head (S-21)."""
+        validate_prefill(self._problem, batch)
+        return self._oracle.prefill(self._problem, batch)
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Append a step's latents and attend to the cache, between a layer's projections (S-21)."""
+        validate_layer(self._problem, batch)
+        self._image = self._oracle.append(self._problem, batch.step, self._image)
+        return self._oracle.layer(self._problem, batch, self._image)
+
+    def _taken(self, batch: Batch) -> Batch:
+        """Return a step once it is known to be legal."""
+        validate_batch(self._problem, batch)
+        return batch
+
+
+class UncheckedRunner(ReferenceRunner):
+    """A runner that looks at no values: a step that no rule allows is taken for a legal one.
+
+    Only what such steps are put to differs from a runner that checks.
+    """
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Return positions and slots (S-1, S-3)."""
+        taken = self._taken(replace(batch, slot_mapping=None))
+        assert taken.slot_mapping is not None
+        planned = self._oracle.metadata(self._problem, taken)
+        has_slot = taken.slot_mapping >= 0
+        return Metadata(planned.positions, np.where(has_slot, planned.slot_mapping, NO_SLOT))
+
+    def _taken(self, batch: Batch) -> Batch:
+        """Return the legal step that a step is taken for."""
+        return taken_as(self._problem, batch)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.operation import operation, operations_of
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
 
@@ -25,8 +26,7 @@ class Capabilities:
     Parameters
     ----------
     ops : frozenset of str
-        "plan", "append", "attend", "merge", "gather_context", "quantise_queries", "prefill",
-        "layer".
+        Names of :data:`OPERATIONS`. :func:`ops_of` finds those of a class of runners.
     dtypes, cache_formats : frozenset of str
     block_sizes, num_heads : frozenset of int
     head_dims : frozenset of (R, P)
@@ -42,7 +42,7 @@ class Capabilities:
         the same bits whatever its batch mates (S-20); "bounded": whatever values a step holds, no
         byte is read or written but those of its rows (:class:`BoundedBackend`).
     prefill_dims : frozenset of (N, P, V)
-        Head dims of the ops "prefill" and "layer".
+        Head dims of ``prefill`` and ``layer``.
     max_query_len : int
         Longest query of one row.
     products : str
@@ -101,50 +101,103 @@ class Runner(Protocol):
     Arrays handed in belong to the caller and are never written. Results are new arrays.
     A batch no rule allows raises :class:`InvalidArgument` from the first call that takes it,
     and nothing is written.
+
+    Axes: B rows of a step, T its query tokens, H heads, R and P of the problem's dims, N and V of
+    a head before absorption, K cached tokens of all rows; *dtype* is the problem's.
     """
 
     def load_cache(self, image: CacheImage) -> None:
-        """Make the cache equal `image`, poison included."""
+        """Make the cache equal `image`, poison included; called first, and between steps."""
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [n, block_bytes] of those blocks as they are now, scales last."""
+        """Return raw bytes uint8 [n, block_bytes] of blocks [n] as they are now.
 
+        Each block's scales, if the format keeps any, lie behind its ``block_stride`` bytes.
+        """
+
+    @operation(Batch, Metadata, positions=1, slot_mapping=1)
     def plan(self, batch: Batch) -> Metadata:
-        """Prepare `batch`; return the positions and slots derived for it (S-1, S-3)."""
+        """Prepare `batch`, once a step; return positions and slots, int64 [T], exact (S-1, S-3).
 
+        They are 0 and -1 for padding, and for the first ``query_len - seq_len`` queries of a row
+        with fewer keys than queries.
+        """
+        raise Unsupported(f"plan of {batch.num_rows} rows is not declared")
+
+    @operation(Batch)
     def append(self, batch: Batch) -> None:
-        """Write the batch's ``ckv`` and ``k_pe`` to the cache (S-10)."""
+        """Write ``ckv`` and ``k_pe`` to the cache, and no other byte (S-10).
 
+        It is called once a layer, before ``attend``. Keys are rotated if the problem has a rope.
+        """
+        raise Unsupported(f"append of {batch.num_tokens} tokens is not declared")
+
+    @operation(Batch, Output, out=3, lse=2)
     def attend(self, batch: Batch) -> Output:
-        """Attend every query to what the cache holds now (S-4 to S-7)."""
+        """Attend every query to what the cache holds now (S-4 to S-7), once a layer.
 
+        ``out`` is dtype [T, H, R], ``lse`` float32 [T, H] in nats; 0 and -inf where nothing is
+        visible.
+        """
+        raise Unsupported(f"attend of {batch.num_tokens} tokens is not declared")
+
+    @operation(Sequence, Output, out=3, lse=2)
     def merge(self, partials: Sequence[Output]) -> Output:
         """Merge float32 partials of one query set into one float32 answer (S-8).
 
-        They may be views: only the last stride of ``out`` is known, 1.
+        They may be views: only the last stride of ``out`` is known, 1. Where an ``lse`` is -inf,
+        its ``out`` may hold anything, NaN included.
         """
         raise Unsupported(f"merge of {len(partials)} partials is not declared")
 
+    @operation(Batch, tuple, ckv=2, k_pe=2, reads_rows=True)
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P], K = sum of ``seq_lens``."""
+        """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P], K = sum of ``seq_lens``.
+
+        They are of dtype, in row order, bit for bit; from formats of 8 bits each value is rounded
+        to float32, then to dtype (S-1, S-9).
+        """
         raise Unsupported(f"gather_context of {batch.num_rows} rows is not declared")
 
+    @operation(Batch, tuple, codes=3, scales=2)
     def quantise_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Return the queries, rotated, as e4m3 codes [T, H, R + P] with scales [T, H] (S-11).
 
-        All have the one `scale` given; ``None`` takes one from the data for each token and head.
+        All have the one `scale` given, a float32 > 0; ``None`` takes one from the data for each
+        token and head. Both results are exact; lines of padding hold anything.
         """
         raise Unsupported(f"e4m3 of {batch.num_tokens} queries, scale {scale}, is not declared")
 
+    @operation(PrefillBatch, Output, out=3, lse=2)
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Attend to keys and values of every head, causal or not; reads no cache (S-21)."""
+        """Attend to keys and values of every head, causal or not; reads no cache (S-21).
+
+        ``out`` is dtype [T, H, V], ``lse`` float32 [T, H] in nats; 0 and -inf where nothing is
+        visible.
+        """
         raise Unsupported(f"prefill of {batch.num_rows} rows is not declared")
 
+    @operation(LayerBatch, Output, out=3, lse=2)
     def layer(self, batch: LayerBatch) -> Output:
-        """Append a step's latents and attend, between a layer's projections: [T, H, V] (S-21)."""
+        """Append a step's latents, then attend, between a layer's projections (S-21).
+
+        ``out`` is dtype [T, H, V], ``lse`` float32 [T, H] in nats.
+        """
         raise Unsupported(f"a layer of {batch.num_tokens} tokens is not declared")
+
+
+OPERATIONS = operations_of(Runner)
+"""Every operation of the protocol, by name."""
+
+
+def ops_of(runner: type) -> frozenset[str]:
+    """Return the operations that a class of runners has itself, for :attr:`Capabilities.ops`."""
+    found = {name: getattr(runner, name, None) for name in OPERATIONS}
+    return frozenset(
+        name for name, method in found.items() if method not in {None, getattr(Runner, name)}
+    )
 
 
 class Backend(Protocol):

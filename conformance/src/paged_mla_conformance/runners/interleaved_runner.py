@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paged_mla_conformance.runners.decoy import decoy_step
 from paged_mla_reference.forwarding_runner import ForwardingRunner
-from paged_mla_shared.backend import Runner
+from paged_mla_shared.backend import OPERATIONS, Runner
 from paged_mla_shared.layer import LayerBatch
+from paged_mla_shared.operation import Operation
 from paged_mla_shared.problem import Batch, Output, Problem
 
 
@@ -32,27 +33,10 @@ class InterleavedRunner(ForwardingRunner):
         self._other = other
         self._has_planned = False
 
-    def append(self, batch: Batch) -> None:
-        """Append after the other's plan."""
+    def ask(self, operation: Operation, batch: Batch, *others: Any) -> Any:
+        """Ask for an operation about a step after the other's plan."""
         self._plan(batch)
-        self.inner.append(batch)
-
-    def attend(self, batch: Batch) -> Output:
-        """Attend after the other's plan."""
-        self._plan(batch)
-        return self.inner.attend(batch)
-
-    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gather after the other's plan."""
-        self._plan(batch)
-        return self.inner.gather_context(batch)
-
-    def quantise_queries(
-        self, batch: Batch, scale: float | None
-    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Quantise after the other's plan."""
-        self._plan(batch)
-        return self.inner.quantise_queries(batch, scale)
+        return getattr(self.inner, operation.name)(batch, *others)
 
     def layer(self, batch: LayerBatch) -> Output:
         """Answer after the other's plan, which takes absorbed queries and reads none."""
@@ -66,3 +50,12 @@ class InterleavedRunner(ForwardingRunner):
             self.inner.plan(batch)
         self._has_planned = True
         self._other.plan(decoy_step(self.problem, batch))
+
+
+def _asked(operation: Operation) -> Callable[..., Any]:
+    return lambda runner, *given: runner.ask(operation, *given)
+
+
+for _operation in OPERATIONS.values():
+    if _operation.takes is Batch and _operation.name != "plan":
+        setattr(InterleavedRunner, _operation.name, _asked(_operation))

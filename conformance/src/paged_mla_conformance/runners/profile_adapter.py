@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,12 @@ from paged_mla_reference.rules.paging import NO_SLOT, used_blocks
 from paged_mla_reference.rules.positions import metadata
 from paged_mla_reference.rules.prefill import prefill
 from paged_mla_reference.rules.rounding import Rounding
-from paged_mla_shared.backend import Backend, Capabilities, Runner
+from paged_mla_shared.backend import OPERATIONS, Backend, Capabilities, Runner
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.inputs import INT32_MAX
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.operation import Operation
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem, Rows
 
@@ -75,10 +76,11 @@ def adapted(backend: Backend, profile: Profile) -> Backend:
     return backend if profile.as_written else AdaptedBackend(backend, profile)
 
 
-class AdaptedRunner:
+class AdaptedRunner(Runner):
     """See :class:`paged_mla_shared.backend.Runner`.
 
-    Block b is the inner runner's block b + `blocks`; `slots` is the same in tokens.
+    Block b is the inner runner's block b + `blocks`; `slots` is the same in tokens. Operations that
+    have no method here give no numbers in terms of their own: the batch alone is translated.
     """
 
     def __init__(self, backend: Backend, problem: Problem, profile: Profile) -> None:
@@ -132,10 +134,6 @@ class AdaptedRunner:
         slots = np.maximum(found.slot_mapping - self._slots, NO_SLOT)
         return Metadata(np.where(_padding(batch), 0, found.positions), slots)
 
-    def append(self, batch: Batch) -> None:
-        """Append."""
-        self._inner.append(self._pad(batch))
-
     def attend(self, batch: Batch) -> Output:
         """Attend, and give the answer as the rules have it."""
         answer = self._inner.attend(self._pad(batch))
@@ -148,16 +146,6 @@ class AdaptedRunner:
         theirs = [Output(p.out, self._theirs(p.lse, layout)) for p in partials]
         merged = self._inner.merge(theirs)
         return Output(merged.out, self._ours(merged.lse, layout))
-
-    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gather."""
-        return self._inner.gather_context(self._relabel(batch))
-
-    def quantise_queries(
-        self, batch: Batch, scale: float | None
-    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Quantise queries."""
-        return self._inner.quantise_queries(self._pad(batch), scale)
 
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to keys and values, and give the answer as the rules have it."""
@@ -175,6 +163,11 @@ class AdaptedRunner:
         if self._profile.lse == "none":
             right = self._oracle(absorbed_step(self._problem, batch))
         return self._as_ruled(answer, batch.step, right)
+
+    def translated(self, operation: Operation, batch: Batch, *others: Any) -> Any:
+        """Ask for an operation about a step in the engine's terms."""
+        shown = self._relabel(batch) if operation.reads_rows else self._pad(batch)
+        return getattr(self._inner, operation.name)(shown, *others)
 
     def _as_ruled(self, answer: Output, batch: Rows, right: NDArray[np.float32] | None) -> Output:
         """Return an answer in the rules' terms; its lse is the `right` one if it has none."""
@@ -321,3 +314,12 @@ def _copy(array: NDArray[Any]) -> NDArray[Any]:
     copy = np.lib.stride_tricks.as_strided(flat, array.shape, array.strides)
     copy[...] = array
     return copy
+
+
+def _translated(operation: Operation) -> Callable[..., Any]:
+    return lambda runner, *given: runner.translated(operation, *given)
+
+
+for _name, _operation in OPERATIONS.items():
+    if _name not in vars(AdaptedRunner):
+        setattr(AdaptedRunner, _name, _translated(_operation))

@@ -10,24 +10,22 @@ import unittest
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TextIO, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from paged_mla_reference.tolerance.compare import Mismatch
-from paged_mla_shared.backend import Backend, BoundedBackend, Runner
-from paged_mla_shared.layer import LayerBatch
+from paged_mla_shared.backend import OPERATIONS, Backend, BoundedBackend, Runner
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Metadata, Output, Problem
+from paged_mla_shared.operation import Operation
+from paged_mla_shared.problem import Batch, Problem
 
 Arrays = dict[str, NDArray[Any]]
-T = TypeVar("T")
 
 
 class ProtocolBroken(RuntimeError):
@@ -70,8 +68,8 @@ class GuardedBackend:
         return GuardedRunner(inner, self._warned)
 
 
-class GuardedRunner:
-    """See :class:`paged_mla_shared.backend.Runner`."""
+class GuardedRunner(Runner):
+    """See :class:`paged_mla_shared.backend.Runner`. Operations are called by what they declare."""
 
     def __init__(self, inner: Runner, warned: Counter[str]) -> None:
         self._inner = inner
@@ -96,75 +94,15 @@ class GuardedRunner:
             raise ProtocolBroken(f"read_cache returned {blocks.dtype}; the protocol has uint8")
         return np.ascontiguousarray(blocks)  # rows and fields are views of them
 
-    def plan(self, batch: Batch) -> Metadata:
-        """Plan."""
-        arrays = _arrays(batch)
-        with self._watched("plan", arrays):
-            found = _of_type("plan", self._inner.plan(batch), Metadata)
-        results = {"positions": (found.positions, 1), "slot_mapping": (found.slot_mapping, 1)}
-        self._check("plan", arrays, results)
+    def call(self, operation: Operation, first: Any, *others: Any) -> Any:
+        """Ask for an operation, and hold its inputs and its result against the protocol."""
+        arrays = _arrays(first)
+        with self._watched(operation.name, arrays):
+            found = getattr(self._inner, operation.name)(first, *others)
+        if operation.returns is None:
+            return found  # of which nobody takes notice
+        self._check(operation.name, arrays, _results(operation, found))
         return found
-
-    def append(self, batch: Batch) -> None:
-        """Append."""
-        with self._watched("append", _arrays(batch)):
-            self._inner.append(batch)
-
-    def attend(self, batch: Batch) -> Output:
-        """Attend."""
-        arrays = _arrays(batch)
-        with self._watched("attend", arrays):
-            answer = _of_type("attend", self._inner.attend(batch), Output)
-        self._check("attend", arrays, {"out": (answer.out, 3), "lse": (answer.lse, 2)})
-        return answer
-
-    def merge(self, partials: Sequence[Output]) -> Output:
-        """Merge."""
-        arrays = {
-            f"partials[{i}].{name}": array
-            for i, partial in enumerate(partials)
-            for name, array in vars(partial).items()
-        }
-        with self._watched("merge", arrays):
-            merged = _of_type("merge", self._inner.merge(partials), Output)
-        self._check("merge", arrays, {"out": (merged.out, 3), "lse": (merged.lse, 2)})
-        return merged
-
-    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gather."""
-        arrays = _arrays(batch)
-        with self._watched("gather_context", arrays):
-            found = _of_type("gather_context", self._inner.gather_context(batch), tuple)
-        ckv, k_pe = _pair("gather_context", found)
-        self._check("gather_context", arrays, {"ckv": (ckv, 2), "k_pe": (k_pe, 2)})
-        return ckv, k_pe
-
-    def quantise_queries(
-        self, batch: Batch, scale: float | None
-    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Quantise queries."""
-        call, arrays = "quantise_queries", _arrays(batch)
-        with self._watched(call, arrays):
-            found = _of_type(call, self._inner.quantise_queries(batch, scale), tuple)
-        codes, scales = _pair(call, found)
-        self._check(call, arrays, {"codes": (codes, 3), "scales": (scales, 2)})
-        return codes, scales
-
-    def prefill(self, batch: PrefillBatch) -> Output:
-        """Attend to keys and values."""
-        arrays = _arrays(batch)
-        with self._watched("prefill", arrays):
-            answer = _of_type("prefill", self._inner.prefill(batch), Output)
-        self._check("prefill", arrays, {"out": (answer.out, 3), "lse": (answer.lse, 2)})
-        return answer
-
-    def layer(self, batch: LayerBatch) -> Output:
-        """Append and attend, between a layer's projections."""
-        arrays = batch.arrays
-        with self._watched("layer", arrays):
-            answer = _of_type("layer", self._inner.layer(batch), Output)
-        self._check("layer", arrays, {"out": (answer.out, 3), "lse": (answer.lse, 2)})
-        return answer
 
     @contextmanager
     def _watched(self, call: str, inputs: Arrays) -> Iterator[None]:
@@ -277,24 +215,49 @@ def _bits(array: NDArray[Any]) -> NDArray[Any]:
     return array.view(f"u{array.itemsize}")
 
 
-def _arrays(batch: Batch | PrefillBatch) -> Arrays:
-    return {name: array for name, array in vars(batch).items() if isinstance(array, np.ndarray)}
+def _arrays(first: Any) -> Arrays:
+    """Return the arrays of what an operation takes: a batch, one with a step in it, or partials."""
+    if isinstance(first, Sequence):
+        return {
+            f"partials[{i}].{name}": array
+            for i, partial in enumerate(first)
+            for name, array in vars(partial).items()
+        }
+    found: Arrays = {}
+    for name, value in vars(first).items():
+        if isinstance(value, np.ndarray):
+            found[name] = value
+        elif isinstance(value, Batch):
+            found |= _arrays(value)
+    return found
 
 
-def _of_type(call: str, value: object, wanted: type[T]) -> T:
-    if not isinstance(value, wanted):
+def _results(operation: Operation, found: Any) -> dict[str, tuple[Any, int]]:
+    """Return the arrays of a result with the axes that the protocol gives them, by name."""
+    name, wanted, arrays = operation.name, operation.returns, operation.arrays
+    assert wanted is not None
+    if wanted is np.ndarray:
+        [(only, axes)] = arrays.items()
+        return {only: (found, axes)}
+    if not isinstance(found, wanted):
         raise ProtocolBroken(
-            f"{call} returned a {_kind(value)}; the protocol has a {wanted.__name__}"
+            f"{name} returned a {_kind(found)}; the protocol has a {wanted.__name__}"
         )
-    return value
-
-
-def _pair(call: str, found: tuple[Any, ...]) -> tuple[Any, Any]:
-    if len(found) != 2:
-        raise ProtocolBroken(f"{call} returned {len(found)} values; the protocol has 2")
-    return found[0], found[1]
+    if not isinstance(found, tuple):
+        return {array: (getattr(found, array), axes) for array, axes in arrays.items()}
+    if len(found) != len(arrays):
+        raise ProtocolBroken(f"{name} returned {len(found)} values; the protocol has {len(arrays)}")
+    return {array: (one, axes) for one, (array, axes) in zip(found, arrays.items(), strict=True)}
 
 
 def _kind(value: object) -> str:
     kind = type(value)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _called(operation: Operation) -> Callable[..., Any]:
+    return lambda runner, *given: runner.call(operation, *given)
+
+
+for _operation in OPERATIONS.values():
+    setattr(GuardedRunner, _operation.name, _called(_operation))

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.rules.cache import slots_to_write
-from paged_mla_shared.backend import Backend, Runner
+from paged_mla_shared.backend import OPERATIONS, Backend, Runner
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.operation import Operation
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 from paged_mla_shared.strides import copied
@@ -143,6 +144,13 @@ class RecordingRunner(ForwardingRunner):
         self.arrays = parts | {"out": merged.out.copy(), "lse": merged.lse.copy()}
         return merged
 
+    def ask(self, operation: Operation, batch: Batch, *others: Any) -> Any:
+        """Keep the step and the cache, of an operation whose answer no dump has a field for."""
+        self._begin(operation.name, batch, *others)
+        blocks = self._blocks(batch)
+        self._keep_cache("after", blocks, self._given(blocks))
+        return getattr(self.inner, operation.name)(batch, *others)
+
     def _begin(self, call: str, batch: Batch, *others: Any) -> None:
         """Keep what a step is given; another batch is another step."""
         self._asked(self)
@@ -195,6 +203,15 @@ class RecordingRunner(ForwardingRunner):
 def numpy_dtype_of(name: str) -> np.dtype[Any]:
     """Return a cache row's element type; mixed rows are bytes."""
     return np.dtype(np.uint8) if name == "uint8" else numpy_dtype(name)
+
+
+def _asked(operation: Operation) -> Callable[..., Any]:
+    return lambda runner, *given: runner.ask(operation, *given)
+
+
+for _name, _operation in OPERATIONS.items():
+    if _name not in vars(RecordingRunner):
+        setattr(RecordingRunner, _name, _asked(_operation))
 
 
 @dataclass

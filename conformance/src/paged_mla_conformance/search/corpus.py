@@ -9,7 +9,7 @@ from pathlib import Path
 from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.rules.validation.inputs import validate_problem
 from paged_mla_reference.simulator.scenario import Scenario, load_scenario
-from paged_mla_shared.backend import Backend
+from paged_mla_shared.backend import OPERATIONS, Backend
 from paged_mla_shared.cases.case import Case, Row
 from paged_mla_shared.dims import SMALL, MlaDims
 from paged_mla_shared.documents import read_object, take_version
@@ -132,7 +132,7 @@ def _check_rows(rows: tuple[Row, ...], mask: Mask) -> None:
 
 
 def check_case(backend: Backend, case: Case, dims: MlaDims, dtype: str) -> None:
-    """Ask one case: every step, then each of them again on a fresh runner, and what it gathers.
+    """Ask one case: every step, each of them again on a fresh runner, and what its rows read.
 
     With slots of its own a step does not fill the rows that it reads, so only its write is asked.
 
@@ -145,5 +145,6 @@ def check_case(backend: Backend, case: Case, dims: MlaDims, dtype: str) -> None:
         trial.check_append()
     else:
         trial.check_replay()
-        if "gather_context" in backend.capabilities.ops:
-            trial.check_gather()
+        for operation in OPERATIONS.values():
+            if operation.reads_rows and operation.name in backend.capabilities.ops:
+                trial.check_read(operation.name)

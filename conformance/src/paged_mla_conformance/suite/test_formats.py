@@ -34,7 +34,7 @@ def test_read(trial: Trial) -> None:
 @pytest.mark.mla(group="formats", ops=("gather_context",), rules=("S-11",))
 def test_gathered(trial: Trial) -> None:
     """S-11: each value rounded to float32, then to the model's type."""
-    trial.check_gather()
+    trial.check_read("gather_context")
 
 
 @pytest.mark.mla(group="formats", ops=("attend",), rules=("S-4", "S-11"))

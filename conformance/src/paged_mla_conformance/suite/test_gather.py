@@ -10,4 +10,4 @@ pytestmark = pytest.mark.mla(group="gather", ops=("gather_context",))
 
 
 def test_gather(trial: Trial) -> None:
-    trial.check_gather()
+    trial.check_read("gather_context")

@@ -14,16 +14,13 @@ from paged_mla_optimized.config.arguments import check_at_least, check_scale
 from paged_mla_optimized.config.attention import MASKS, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 from paged_mla_shared import __version__
-from paged_mla_shared.backend import Capabilities, mask_name
+from paged_mla_shared.backend import Capabilities, mask_name, ops_of
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.problem import Problem
 
-_OPS = frozenset(
-    {"plan", "append", "attend", "merge", "gather_context", "quantise_queries", "prefill", "layer"}
-)
 _FEATURES = frozenset(
     {
         "mixed", "padding", "replay", "strided_cache", "strided_inputs", "explicit_slots",
@@ -97,7 +94,7 @@ class TritonBackend:
         if not self.checks_values:
             features -= {"validation"}
         return Capabilities(
-            ops=_OPS - self.left_out,
+            ops=ops_of(self.runner) - self.left_out,
             dtypes=frozenset(dtypes),
             cache_formats=frozenset(PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes) | _FP8,
             block_sizes=frozenset(range(1, 1057)),

@@ -22,6 +22,7 @@ from paged_mla_optimized.runtime.arrays import to_numpy, to_torch
 from paged_mla_optimized.tensors import checks
 from paged_mla_optimized.tensors.head_weights import HeadWeights
 from paged_mla_optimized.tensors.step import MlaStep, RequestMap
+from paged_mla_shared.backend import Runner
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
@@ -29,7 +30,7 @@ from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
-class EagerRunner:
+class EagerRunner(Runner):
     """See :class:`paged_mla_shared.backend.Runner`. Subclasses launch otherwise.
 
     Attributes

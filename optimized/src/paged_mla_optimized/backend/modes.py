@@ -13,6 +13,7 @@ from paged_mla_optimized.backend.compiled import CompiledRunner
 from paged_mla_optimized.backend.graphed import GraphedRunner
 from paged_mla_optimized.backend.mapped import MappedRunner
 from paged_mla_optimized.backend.portable import PortableRunner
+from paged_mla_shared.backend import OPERATIONS
 from paged_mla_shared.errors import Unsupported
 
 _LAYER = frozenset({"layer"})
@@ -41,7 +42,8 @@ def graphed() -> TritonBackend:
     """
     # Buckets are larger than their steps: a row that reaches past the step's tokens, or a mask that
     # is too short, goes on inside them.
-    left_out = _OWN_PLANS | {"gather_context", "quantise_queries", "bounded"}
+    recorded = {"plan", "append", "attend", "merge"}
+    left_out = frozenset(OPERATIONS) - recorded | {"bounded"}
     backend = _mode("graphed", runner=GraphedRunner, left_out=left_out)
     if backend.mode != "gpu":
         raise Unsupported(f"CUDA graphs on {backend.device}: they need a CUDA device")

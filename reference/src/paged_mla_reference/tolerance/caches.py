@@ -24,6 +24,7 @@ from paged_mla_reference.tolerance.pattern import describe
 from paged_mla_reference.tolerance.rotation_tolerance import are_neighbours, scales_are_near
 from paged_mla_shared.dtypes import bits, dtype_name
 from paged_mla_shared.layout import CacheLayout
+from paged_mla_shared.operation import Operation
 from paged_mla_shared.problem import Batch, Problem
 
 
@@ -209,15 +210,17 @@ def check_left(
     return [Check("inputs", 0.0, 0.0)]
 
 
-def check_gathered(
-    actual: tuple[NDArray[Any], NDArray[Any]], expected: tuple[NDArray[Any], NDArray[Any]]
-) -> list[Check]:
-    """Hold gathered ``ckv`` and ``k_pe`` against what the cache holds, bit for bit (S-1, S-9)."""
-    for what, mine, theirs in zip(("ckv", "k_pe"), actual, expected, strict=True):
+def check_read(operation: Operation, actual: Any, expected: Any) -> list[Check]:
+    """Hold what an operation reads of rows against what the cache holds, bit for bit (S-1, S-9).
+
+    Lines of the arrays are rows of the step, or their tokens.
+    """
+    both = [found if isinstance(found, tuple) else (found,) for found in (actual, expected)]
+    for what, mine, theirs in zip(operation.arrays, *both, strict=True):
         same_form(what, mine, theirs.shape, dtype_name(theirs.dtype))
-        wrong = (bits(mine) != bits(theirs)).any(axis=1)
+        wrong = (bits(mine) != bits(theirs)).any(axis=tuple(range(1, mine.ndim)))
         if wrong.any():
-            keys = np.flatnonzero(wrong)
-            detail = f"{len(keys)} of {len(wrong)} tokens wrong, {keys[0]} to {keys[-1]}"
-            raise Mismatch("S-1", f"gathered {what}", detail, (int(keys[0]),))
-    return [Check("gathered bytes", 0.0, 0.0)]
+            lines = np.flatnonzero(wrong)
+            detail = f"{len(lines)} of {len(wrong)} lines wrong, {lines[0]} to {lines[-1]}"
+            raise Mismatch("S-1", f"{operation.name} {what}", detail, (int(lines[0]),))
+    return [Check(f"bytes of {operation.name}", 0.0, 0.0)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,8 +56,8 @@ ASKED: dict[str, Callable[[Trial], Any]] = {
     "append": Trial.check_append,
     "written": Trial.check_append,
     "written_again": Trial.check_append_again,
-    "gather": Trial.check_gather,
-    "gathered": Trial.check_gather,
+    "gather": partial(Trial.check_read, name="gather_context"),
+    "gathered": partial(Trial.check_read, name="gather_context"),
     "replay": Trial.check_replay,
     "queries": Trial.check_queries,
     "prefill": Trial.check_prefill,

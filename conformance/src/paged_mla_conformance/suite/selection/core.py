@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from paged_mla_conformance.runners.profile import Profile
 from paged_mla_conformance.suite.selection.adapt_case import adapt_dims
-from paged_mla_shared.backend import Backend
+from paged_mla_shared.backend import OPERATIONS, Backend
 from paged_mla_shared.cases import CASES
 from paged_mla_shared.dims import PRESETS, MlaDims
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
@@ -35,23 +35,24 @@ class Core:
     optional: frozenset[str]
 
 
-_OPTIONAL = frozenset({"quantise_queries", "prefill", "layer", "deterministic", "bounded"})
+_OWED = frozenset({"plan", "append", "attend", "merge"})
+_OPTIONAL = frozenset(OPERATIONS) - _OWED | {"deterministic", "bounded"}
 
 CORE = {
     "gpu": Core(
         "deepseek-v3",
         ("bfloat16", "float16"),
-        _OPTIONAL | {"gather_context"},
+        _OPTIONAL,
     ),
     "interpreter": Core(
         "small",
         ("float32",),
-        _OPTIONAL | {"gather_context", "large_offsets"},
+        _OPTIONAL | {"large_offsets"},
     ),
     "cpu": Core(
         "small",
         ("float32", "float16", "bfloat16"),
-        _OPTIONAL,
+        _OPTIONAL - {"gather_context"},
     ),
 }
 

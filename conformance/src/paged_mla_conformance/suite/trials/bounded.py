@@ -18,7 +18,7 @@ from paged_mla_reference.rules import bounded
 from paged_mla_reference.rules.cache import append, gather_context
 from paged_mla_reference.rules.paging import blocks_of
 from paged_mla_reference.tolerance import caches, compare
-from paged_mla_shared.backend import BoundedBackend, Runner
+from paged_mla_shared.backend import OPERATIONS, BoundedBackend, Runner
 from paged_mla_shared.cases import IllegalCase
 from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.problem import Batch, MaskSpelling, Metadata, Output, Problem
@@ -130,4 +130,4 @@ def _check_gathered(trial: Trial, runner: Runner, stage: Stage, given: Batch) ->
     for what, mine, right in zip(("ckv", "k_pe"), actual, expected, strict=True):
         compare.same_form(what, mine, right.shape, stage.problem.dtype)
     judged = [x[known] for x in actual], [x[known] for x in expected]
-    trial.checks += caches.check_gathered(*map(tuple, judged))
+    trial.checks += caches.check_read(OPERATIONS["gather_context"], *map(tuple, judged))

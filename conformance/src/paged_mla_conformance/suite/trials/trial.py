@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from paged_mla_conformance.runners.decoy import decoy_problem
 from paged_mla_conformance.runners.interleaved_runner import InterleavedRunner
 from paged_mla_conformance.suite.trials.sampling import asked_tokens
+from paged_mla_reference.oracle import RIGHT
 from paged_mla_reference.rules import chunked
 from paged_mla_reference.rules.attention import Answer, attend
-from paged_mla_reference.rules.cache import append, gather_context, slots_to_write
+from paged_mla_reference.rules.cache import append, slots_to_write
 from paged_mla_reference.rules.masks import keys_seen
 from paged_mla_reference.rules.materialise import materialise, respelt
 from paged_mla_reference.rules.paging import keys_of_tokens
@@ -27,7 +28,7 @@ from paged_mla_reference.tolerance.fast import Allowance, fast_answers, may_be_f
 from paged_mla_reference.tolerance.queries import check_queries
 from paged_mla_reference.tolerance.short import check_short
 from paged_mla_reference.tolerance.single import check_single, equal_values, lone_keys
-from paged_mla_shared.backend import Backend, Runner
+from paged_mla_shared.backend import OPERATIONS, Backend, Runner
 from paged_mla_shared.cases import Case, PrefillCase, QueryCase
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.inputs import Step, build_steps
@@ -170,14 +171,14 @@ class Trial:
             other.attend(stage.batch)
             self.attend(runner, written)
 
-    def check_gather(self) -> None:
-        """Read every row's cached latents back, bit for bit; no byte of the cache may change."""
+    def check_read(self, name: str) -> None:
+        """Ask for an operation that reads rows, bit for bit; no byte of the cache may change."""
         runner = self.prepare_first()
         for stage in self.stages():
             runner.load_cache(stage.after)
-            actual = runner.gather_context(stage.batch)
-            expected = gather_context(stage.problem, stage.batch, stage.after)
-            self.checks += caches.check_gathered(actual, expected)
+            actual = getattr(runner, name)(stage.batch)
+            expected = getattr(RIGHT, name)(stage.problem, stage.batch, stage.after)
+            self.checks += caches.check_read(OPERATIONS[name], actual, expected)
             self.compare_cache(runner, stage, is_written=False)
 
     def check_queries(self) -> None:

@@ -36,6 +36,7 @@ from paged_mla_reference.tolerance import caches, compare
 from paged_mla_reference.tolerance.compare import Check, Mismatch
 from paged_mla_reference.tolerance.pattern import describe
 from paged_mla_reference.tolerance.queries import check_queries
+from paged_mla_shared.backend import OPERATIONS
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output
@@ -209,7 +210,12 @@ def _check_gather(found: Examination) -> None:
     assert step.after is not None
     expected = gather_context(step.problem, step.batch, step.after)
     actual = step.array("gathered_ckv"), step.array("gathered_k_pe")
-    hold(found, stage, what, lambda: caches.check_gathered(actual, expected))
+    hold(
+        found,
+        stage,
+        what,
+        lambda: caches.check_read(OPERATIONS["gather_context"], actual, expected),
+    )
 
 
 def _check_queries(found: Examination) -> None:

@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.backend import ReferenceRunner
 from paged_mla_reference.faults.fault import Fault, FaultClass, runner_fault
 from paged_mla_reference.faults.kernel import visibility
 from paged_mla_reference.faults.kernel.change import of_rows
 from paged_mla_reference.faults.runner.stale import SHOWS
 from paged_mla_reference.forwarding_runner import ForwardingRunner
-from paged_mla_reference.oracle import RIGHT
+from paged_mla_reference.oracle import RIGHT, ReferenceRunner
 from paged_mla_reference.rules.paging import blocks_of, query_spans
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.layout import CacheImage

@@ -1,0 +1,61 @@
+"""What the protocol declares of its operations is true of their methods."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Sequence
+from typing import get_origin
+
+import numpy as np
+import pytest
+
+from paged_mla_shared.backend import OPERATIONS, Runner, ops_of
+from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.problem import Batch, Metadata
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_declaration_is_that_of_the_method(name: str):
+    """Types stand twice, for readers and for wrappers: here they are the same."""
+    operation, method = OPERATIONS[name], getattr(Runner, name)
+    hints = typing.get_type_hints(method)
+    returned = hints.pop("return")
+    first, *_ = hints.values()
+    assert operation.name == name
+    assert operation.takes is (get_origin(first) or first)
+    assert operation.returns is (
+        None if returned is type(None) else get_origin(returned) or returned
+    )
+    fields = getattr(operation.returns, "__dataclass_fields__", None)
+    assert fields is None or [*fields] == [*operation.arrays]
+
+
+def test_operations_are_all_that_is_not_the_cache():
+    """A method without a declaration is forwarded by nobody."""
+    methods = {name for name, _ in inspect.getmembers(Runner, inspect.isfunction)}
+    public = {name for name in methods if not name.startswith("_")}
+    assert {*OPERATIONS} == public - {"load_cache", "read_cache"}
+
+
+def test_what_a_runner_does_not_have_it_does_not_declare():
+    """Whether it inherits from the protocol or only looks like a runner."""
+
+    class Inherits(Runner):
+        def load_cache(self, image: object) -> None:
+            """Take none."""
+
+        def read_cache(self, block_ids: object) -> typing.Any:
+            """Return none."""
+
+        def plan(self, _batch: Batch) -> Metadata:
+            return Metadata(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    class Looks:
+        def merge(self, partials: Sequence[object]) -> object:
+            return partials[0]
+
+    assert ops_of(Inherits) == {"plan"}
+    assert ops_of(Looks) == {"merge"}
+    with pytest.raises(Unsupported, match="merge of 0 partials is not declared"):
+        Inherits().merge([])
