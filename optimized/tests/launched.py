@@ -19,8 +19,8 @@ from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.runtime.kernel_spec import SHORT
 from paged_mla_optimized.runtime.launch import Launcher
-from paged_mla_optimized.tools.aot_axes import shape
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
+from paged_mla_optimized.tools.aot_shape import shape
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.problem import Rope, RopePairing
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -77,6 +77,23 @@ class KernelSpec:
     def flat_constants(self) -> dict[str, Any]:
         """Value of each constant by its name, of those in records too."""
         return dict(_leaves(self.constants))
+
+
+class NamedSpec(NamedTuple):
+    """A variant of a kernel to compile ahead of time.
+
+    Parameters
+    ----------
+    name : str
+        What reports call it.
+    spec : KernelSpec
+    dtype : str
+        Of queries and new latents, as :data:`SHORT` spells it; "i32" for the kernels of a plan.
+    """
+
+    name: str
+    spec: KernelSpec
+    dtype: str
 
 
 def pointer(dtype: torch.dtype) -> str:

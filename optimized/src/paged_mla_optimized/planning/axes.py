@@ -7,14 +7,14 @@ it is the same in every run, and all values are met beside different options.
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from paged_mla_optimized.config.attention import DTYPE_NAMES, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.config.limits import MAX_HEADS
-from paged_mla_optimized.operations.attend.hopper import hopper_box
 from paged_mla_optimized.planning.families import (
     MOST_PAIRS,
     PORTABLE,
@@ -24,8 +24,10 @@ from paged_mla_optimized.planning.families import (
     serving_variant,
     variants_by_query_len,
 )
+from paged_mla_optimized.runtime.kernel_spec import SHORT
 from paged_mla_shared.backend import PRODUCTS
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.problem import Rope, RopePairing
 
 T = TypeVar("T")
 
@@ -41,13 +43,13 @@ SERVED = (512, 64)
 """R and P of DeepSeek's latents; the portable kernels take each other pair by turns."""
 DIMS = tuple((1 << r, 1 << p) for r in range(4, 10) for p in range(4, 7))
 """All R and P."""
-
-_NUMBERS = {
-    *("num_heads", "block_size", "BLOCK_SIZE", "block_rows", "SEARCH_STEPS", "ROWS", "ALL_ROWS"),
-    *("WINDOW", "PROGRAMS", "HEADS", "TILES", "L2_KEYS", "scale", "COLUMNS", "WORLD", "INTERLEAVE"),
-}
-_FEW_OR_NONE = {"TREE_WORDS", "FIXED_SPLITS", "ROW_SHARE", "SCALES"}  # without them: less code
-_WIDTHS = {"R", "P", "LINE", "SHARES", "NOPE", "WIDE", "ROPE", "V"}
+OTHER_DIMS = tuple(dims for dims in DIMS if dims != SERVED)
+LONG_BLOCK = 256
+"""Tokens of a block of which a group is no run of an append."""
+CUTS = (False, True)
+"""Whether splits are of fixed length."""
+ROPES = (None, *map(Rope, RopePairing))
+"""No rotation, or one of each pairing."""
 
 
 class Types(NamedTuple):
@@ -114,25 +116,6 @@ def served(arch: str, types: Types, dims: tuple[int, int]) -> Mapping[AttendVari
     return found
 
 
-def blocks_by_box(cache_format: str) -> dict[int, list[int]]:
-    """Return legal block sizes by the keys of one copy on Hopper."""
-    multiple = FORMATS[cache_format].block_size_multiple
-    found: dict[int, list[int]] = {}
-    for block_size in BLOCKS:
-        if block_size % multiple == 0:
-            found.setdefault(hopper_box(block_size), []).append(block_size)
-    return found
-
-
-def blocks_by_tile(cache_format: str, tile_n: int) -> dict[bool, list[int]]:
-    """Return legal block sizes by whether blocks are a whole number of key tiles."""
-    found: dict[bool, list[int]] = {}
-    for sizes in blocks_by_box(cache_format).values():
-        for block_size in sizes:
-            found.setdefault(block_size % tile_n == 0, []).append(block_size)
-    return found
-
-
 def drawn(name: str, choices: Sequence[T]) -> T:
     """Return the choice that a name stands for."""
     return choices[zlib.crc32(name.encode()) % len(choices)]
@@ -144,22 +127,57 @@ def numbers_of(name: str, mask: str) -> dict[str, int]:
     return {"max_rows": drawn(f"rows {name}", ROWS), "max_draft_tokens": drafts}
 
 
-def shape(kernel: Any, constants: Mapping[str, Any]) -> Hashable:
-    """Return what shapes the code of a kernel: its constants, but of numbers only whether they are.
+def portable_tiles(
+    arch: str,
+) -> Iterator[tuple[Types, tuple[tuple[int, int], ...], AttendVariant, list[int]]]:
+    """Yield tiles of the portable kernel, which also steps in for Hopper's, and what they serve.
 
-    Widths are numbers too where they are not those of `SERVED`, and a kernel takes any.
+    Types, pairs of R and P, and heads.
     """
-    kept: dict[str, Any] = {}
-    is_whole = kernel.is_gluon() or (constants.get("R"), constants.get("P", 64)) == SERVED
-    for name, value in constants.items():
-        is_word = isinstance(value, (str, bool))
-        is_number = name in _NUMBERS or name.startswith("stride")
-        if value is None or (is_number and not is_word):
-            continue
-        if name in _FEW_OR_NONE and not is_word:
-            kept[name] = value > 0
-        elif is_whole or name not in _WIDTHS or is_word:
-            kept[name] = value
-    if "WIDE" in constants:
-        kept["HAS_REST"] = constants["NOPE"] > constants["WIDE"]
-    return kernel.fn.__name__, frozenset(kept.items())
+    for of in types():
+        others = [dims for dims in OTHER_DIMS if is_for_gluon(arch, of, dims)]
+        for dims in (SERVED, *(others or OTHER_DIMS[:1])):
+            for variant, heads in served(arch, of, dims).items():
+                is_chosen = variant.family != PORTABLE or dims == SERVED
+                yield of, (dims,) if is_chosen else OTHER_DIMS, variant, heads
+
+
+def cached() -> Iterator[Types]:
+    """Yield the types of every cache: products change none."""
+    return (of for of in types() if of.products == "exact")
+
+
+def read_configs() -> Iterator[MlaConfig]:
+    """Yield configs of which each kernel that reads or copies cached rows is compiled for one."""
+    for of, is_served in itertools.product(cached(), (True, False)):
+        name = f"{of}-{is_served}-{ROPES[-1]}"
+        dims = SERVED if is_served else drawn(f"dims {name}", OTHER_DIMS)
+        max_rows = drawn(f"rows {name}", ROWS)
+        yield config_of(of, dims, block_size=LONG_BLOCK, max_rows=max_rows)
+
+
+def short(types: Types) -> str:
+    """Return how names spell dtype and cache format."""
+    dtype = SHORT[TORCH_DTYPES[types.dtype]]
+    if FORMATS[types.cache_format].is_plain:
+        return dtype
+    return f"{dtype}-{types.cache_format}"
+
+
+def cut(is_fixed: bool) -> str:  # noqa: FBT001
+    """Return how names spell whether splits are of fixed length."""
+    return "fixed" if is_fixed else "parts"
+
+
+def latents(config: MlaConfig) -> str:
+    """Return how names spell what is cached."""
+    dtype = SHORT[config.dtype]
+    stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
+    return f"r{config.kv_lora_rank}-{stored}"
+
+
+def query_config(dtype: str, dims: tuple[int, int], rope: Rope | None) -> MlaConfig:
+    """Return a config of which kernels of queries and of answers are compiled."""
+    of = next(of for of in types() if of.dtype == dtype)
+    num_heads = drawn(f"heads {dtype}-{dims}-{rope}", HEADS)
+    return config_of(of, dims, num_heads=num_heads, rope=rope)

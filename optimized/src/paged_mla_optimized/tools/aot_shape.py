@@ -1,0 +1,36 @@
+"""Which options shape the code of a kernel: a launch is held against what is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from paged_mla_optimized.planning.axes import SERVED
+
+_NUMBERS = {
+    *("num_heads", "block_size", "BLOCK_SIZE", "block_rows", "SEARCH_STEPS", "ROWS", "ALL_ROWS"),
+    *("WINDOW", "PROGRAMS", "HEADS", "TILES", "L2_KEYS", "scale", "COLUMNS", "WORLD", "INTERLEAVE"),
+}
+_FEW_OR_NONE = {"TREE_WORDS", "FIXED_SPLITS", "ROW_SHARE", "SCALES"}  # without them: less code
+_WIDTHS = {"R", "P", "LINE", "SHARES", "NOPE", "WIDE", "ROPE", "V"}
+
+
+def shape(kernel: Any, constants: Mapping[str, Any]) -> Hashable:
+    """Return what shapes the code of a kernel: its constants, but of numbers only whether they are.
+
+    Widths are numbers too where they are not those of `SERVED`, and a kernel takes any.
+    """
+    kept: dict[str, Any] = {}
+    is_whole = kernel.is_gluon() or (constants.get("R"), constants.get("P", 64)) == SERVED
+    for name, value in constants.items():
+        is_word = isinstance(value, (str, bool))
+        is_number = name in _NUMBERS or name.startswith("stride")
+        if value is None or (is_number and not is_word):
+            continue
+        if name in _FEW_OR_NONE and not is_word:
+            kept[name] = value > 0
+        elif is_whole or name not in _WIDTHS or is_word:
+            kept[name] = value
+    if "WIDE" in constants:
+        kept["HAS_REST"] = constants["NOPE"] > constants["WIDE"]
+    return kernel.fn.__name__, frozenset(kept.items())
