@@ -10,7 +10,7 @@ from mla_step import P, R, assert_close, build, config, dense, of_fields
 from paged_mla_optimized import LatentCache, LayerConfig, MlaLayer, PagedMla, Prefill
 from paged_mla_optimized.api import core
 from paged_mla_optimized.parallel import ContextParallelMla
-from paged_mla_optimized.runtime import device
+from paged_mla_optimized.runtime import device, layouts
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.triton_compat import interpreter
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -372,7 +372,7 @@ def test_bfloat16_in_the_interpreter(monkeypatch):
 
 def test_remembered_layouts_are_bounded(monkeypatch):
     """S-17: forgotten ones are looked at again, and refused again where they are wrong."""
-    monkeypatch.setattr(core, "MAX_LAYOUTS", 2)
+    monkeypatch.setattr(layouts, "MAX_LAYOUTS", 2)
     step = build((20, 3), (33, 1))
     mla = PagedMla(step.config, "cpu")
     out, lse = step.attend(mla)

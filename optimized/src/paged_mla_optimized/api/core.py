@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -11,7 +11,6 @@ from paged_mla_optimized.config.arguments import check_at_least, check_kind, dev
 from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.operations.append.launch import Append
 from paged_mla_optimized.operations.attend.attention import Attention, Workspace
-from paged_mla_optimized.operations.gather.launch import Gather, Spans
 from paged_mla_optimized.operations.queries.quantize import Quantise, QuantiseQueries
 from paged_mla_optimized.operations.queries.rope_tables import rope_tables
 from paged_mla_optimized.operations.queries.rotate import RotateQueries
@@ -19,9 +18,9 @@ from paged_mla_optimized.planning.choice import demand_of, most_query_len, step_
 from paged_mla_optimized.planning.explain import Buffer, buffers_of
 from paged_mla_optimized.planning.families import TILE_FP8, AttendVariant, variants_by_query_len
 from paged_mla_optimized.planning.plan import HostPlan, Plan, PlanKernels
-from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.device import check_computes, device_facts
+from paged_mla_optimized.runtime.layouts import known_layouts, layout_of
 from paged_mla_optimized.tensors import checks
 from paged_mla_optimized.tensors.host_lengths import HostLengths
 from paged_mla_optimized.tensors.latent_cache import (
@@ -31,15 +30,24 @@ from paged_mla_optimized.tensors.latent_cache import (
     blocks_of_cache,
     named_tensors,
 )
-from paged_mla_optimized.tensors.overlap import check_apart, check_places
+from paged_mla_optimized.tensors.overlap import check_apart
 from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 from paged_mla_optimized.tensors.values.steps import check_step_values
-from paged_mla_shared.errors import InvalidArgument
 
-_MAX_KEYS = 2**31 - 1  # what int32 prefix sums tell apart
-MAX_LAYOUTS = 4096
-"""Layouts and addresses of arguments that are known to be right before all are forgotten."""
+R = TypeVar("R", bound="Reader")
+
+
+class Reader(Protocol):
+    """An operation that reads the cached rows of a step, from its folder of ``operations``.
+
+    It checks its own arguments; the cache that it is given is an object of the config's format.
+    """
+
+    def __init__(self, config: MlaConfig, arch: str, device: torch.device) -> None: ...
+
+    def warm_up(self, plan: Plan, cache: LatentCache) -> None:
+        """Launch what any step launches, for a planned step of padding."""
 
 
 class Core:
@@ -97,14 +105,13 @@ class Core:
             for v in self.variants
         ]
         self._append = Append(config, self.facts.arch, self.tables)
-        self._gather = Gather(config, self.facts.arch)
+        self._readers: dict[type[Reader], Reader] = {}
         self._quantise = Quantise(config, self.facts.arch, self.tables)
         self._has_inline_scales = config.stored.inline_scales > 0
         self.switch = CheckSwitch(self.device)
         self.writes_planned_slots = True
         """Whether tokens go to the plan's slots, or to others that are named for the same rows."""
-        # Layouts and addresses that passed: looking again costs host time.
-        self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
+        self._checked = known_layouts()
 
     def new_plan(self) -> Plan:
         """Return buffers for one more step."""
@@ -223,7 +230,7 @@ class Core:
 
     def checked_cache(self, cache: Cache) -> LatentCache:
         """Return a cache as an object, once its shape and dtype are right."""
-        cache = self._as_cache(cache)
+        cache = self.as_cache(cache)
         checks.check_cache(self.config, cache, self.device)
         return cache
 
@@ -237,11 +244,11 @@ class Core:
     ) -> None:
         """Check and write the latents of the step in `plan`."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
-        cache = self._as_cache(cache)
+        cache = self.as_cache(cache)
         planned_rows = plan.num_rows if slot_mapping is None else 0
         if slot_mapping is None:
             slot_mapping = plan.slots
-        layout = (num_tokens, _layout(ckv, k_pe, cache.latents, cache.scales, slot_mapping))
+        layout = (num_tokens, layout_of(ckv, k_pe, cache.latents, cache.scales, slot_mapping))
         if layout not in self._checked:
             checks.check_planned("append", ckv, num_tokens)
             checks.check_latents(config, ckv, k_pe, num_tokens, device)
@@ -271,9 +278,9 @@ class Core:
         """Check and attend the queries of the step in `plan`."""
         (q_nope, q_pe), (out, lse) = queries, answer
         config, device, num_tokens = self.config, self.device, plan.num_tokens
-        cache = self._as_cache(cache)
+        cache = self.as_cache(cache)
         table = plan.block_table
-        layout = (num_tokens, _layout(q_nope, q_pe, cache.latents, cache.scales, table, out, lse))
+        layout = (num_tokens, layout_of(q_nope, q_pe, cache.latents, cache.scales, table, out, lse))
         if layout not in self._checked:
             checks.check_planned("attend", q_nope, num_tokens)
             checks.check_queries(config, q_nope, q_pe, num_tokens, device)
@@ -311,23 +318,15 @@ class Core:
             )
         return codes.view(torch.float8_e4m3fn), scales
 
-    def gather(self, spans: Spans, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
-        """Check and read cached tokens of rows."""
-        cache = self._as_cache(cache)
-        layout = _layout(ckv, k_pe, cache.latents, cache.scales, spans.block_table)
-        if layout not in self._checked:
-            checks.check_latents(self.config, ckv, k_pe, None, self.device)
-            check_places(ckv=ckv, k_pe=k_pe)
-            if ckv.shape[0] > _MAX_KEYS:
-                raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
-            checks.check_cache(self.config, cache, self.device)
-            read = {"block_table": spans.block_table} | named_tensors(cache)
-            check_apart({"ckv": ckv, "k_pe": k_pe}, read)
-            self._checked[layout] = None
-        if ckv.shape[0] > 0 and len(spans.block_table) > 0:
-            self._gather.launch(spans, cache, ckv=ckv, k_pe=k_pe)
+    def reader(self, kind: type[R]) -> R:
+        """Return an operation that reads cached rows, made when it is first asked for."""
+        found = self._readers.get(kind)
+        if found is None:
+            found = self._readers[kind] = kind(self.config, self.facts.arch, self.device)
+        assert isinstance(found, kind)
+        return found
 
-    def _as_cache(self, cache: Cache) -> LatentCache:
+    def as_cache(self, cache: Cache) -> LatentCache:
         """Return `cache` as an object; its address is no part of a layout."""
         cache = as_cache(self.config.cache_format, cache)
         if self._has_inline_scales:
@@ -351,18 +350,3 @@ class Core:
         if self.quantise is not None:
             tensors |= {"q_codes": self.quantise.codes, "q_scales": self.quantise.scales}
         return buffers_of(tensors)
-
-
-def _layout(*tensors: torch.Tensor | None) -> Hashable:
-    """Return all that checks look at; nothing that has passed them if one is no tensor."""
-    try:
-        return tuple(
-            [
-                None
-                if t is None
-                else (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device, t.is_neg())
-                for t in tensors
-            ]
-        )
-    except (AttributeError, TypeError, RuntimeError):  # sparse tensors have no address
-        return None

@@ -10,7 +10,7 @@ import torch
 from paged_mla_optimized.api.core import Core
 from paged_mla_optimized.api.prefill import Prefill
 from paged_mla_optimized.config.layer import LayerConfig
-from paged_mla_optimized.operations.gather.launch import Spans
+from paged_mla_optimized.operations.gather.launch import Gather, Spans
 from paged_mla_optimized.operations.merge.tiles import MergeTiles
 from paged_mla_optimized.operations.prefill.key_chunks import Part
 from paged_mla_optimized.operations.prefill.portable import Heads, PrefillPlan
@@ -173,7 +173,9 @@ class Materialised:
         table = plan.rows.block_table
         assert isinstance(table, torch.Tensor)
         tokens = Spans(table, spans.key_starts, spans.firsts)
-        self._core.gather(tokens, cache, self._ckv[:keys], self._k_pe[:keys])
+        self._core.reader(Gather).read(
+            tokens, self._core.as_cache(cache), ckv=self._ckv[:keys], k_pe=self._k_pe[:keys]
+        )
 
     def project(self, plan: MaterialisedPlan, part: int, weights: HeadWeights) -> None:
         """Make keys and values of every head of the latents that were gathered."""

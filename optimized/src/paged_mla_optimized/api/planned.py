@@ -6,15 +6,18 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from paged_mla_optimized.api.core import Core
+from paged_mla_optimized.api.core import Core, Reader
 from paged_mla_optimized.config.arguments import check_kind
-from paged_mla_optimized.operations.gather.launch import Spans
+from paged_mla_optimized.operations.gather.launch import Gather, Spans
 from paged_mla_optimized.planning.explain import Buffer, Explanation, explain
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_optimized.tensors.latent_cache import Cache, LatentCache, empty_cache
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
+
+READERS: tuple[type[Reader], ...] = (Gather,)
+"""Operations that read the cached rows of a step; a warm-up launches them too."""
 
 
 class PlannedStep(Uncopied):
@@ -168,9 +171,9 @@ class Planner(Uncopied):
         InvalidArgument
             A tensor's shape, dtype, device or last stride is wrong; or `planned`.
         """
-        plan = self._plan_of(planned)
-        self._core.check_attend(plan, cache)
-        self._core.gather(Spans.whole(plan), cache, ckv, k_pe)
+        plan, core = self._plan_of(planned), self._core
+        core.check_attend(plan, cache)
+        core.reader(Gather).read(Spans.whole(plan), core.as_cache(cache), ckv=ckv, k_pe=k_pe)
 
     def memory(self) -> list[Buffer]:
         """Return every tensor this instance holds on its device, largest first."""

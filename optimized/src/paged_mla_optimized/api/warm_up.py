@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from paged_mla_optimized.api.core import Core
-from paged_mla_optimized.operations.gather.launch import Spans
+from paged_mla_optimized.api.planned import READERS
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.tensors.latent_cache import Cache
 from paged_mla_optimized.tensors.masks import mask_buffer
@@ -20,7 +20,7 @@ from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 
 
 def warm_up(core: Core, cache: Cache, request_map: RequestMap | None) -> None:
-    """Launch every kernel of plan, append, attend and gather; the planned step stays as it is."""
+    """Launch every kernel of plan, append, attend and readers; the planned step stays as it is."""
     plan, config = core.new_plan(), core.config
     for query_len in core.query_lens():
         _plan(core, plan, request_map, num_rows=1, num_tokens=1, query_len=query_len)
@@ -31,7 +31,8 @@ def warm_up(core: Core, cache: Cache, request_map: RequestMap | None) -> None:
         out = torch.empty_like(queries.nope)
         lse = out.new_empty(out.shape[:2], dtype=torch.float32)
         core.attend(plan, queries, cache, Answer(out, lse))
-    core.gather(Spans.whole(plan), cache, *_latents(core, 1))
+    for kind in READERS:
+        core.reader(kind).warm_up(plan, core.as_cache(cache))
     for num_tokens, num_rows in core.append_steps():
         slots = None
         if num_rows == 0:

@@ -1,4 +1,4 @@
-"""Launches the read of cached latents, row after row."""
+"""Checks and launches the read of cached latents, row after row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from paged_mla_optimized.operations.argument_types import cache_pointer
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.kernel_spec import DENSE, KernelSpec, number, pointer
 from paged_mla_optimized.runtime.launch import Launcher
-from paged_mla_optimized.tensors.latent_cache import LatentCache, scales_and_stride
+from paged_mla_optimized.runtime.layouts import known_layouts, layout_of
+from paged_mla_optimized.tensors import checks
+from paged_mla_optimized.tensors.latent_cache import LatentCache, named_tensors, scales_and_stride
+from paged_mla_optimized.tensors.overlap import check_apart, check_places
+from paged_mla_shared.errors import InvalidArgument
 
+_MAX_KEYS = 2**31 - 1  # what int32 prefix sums tell apart
 _TOKENS_PER_PROGRAM = 16
 _TOKENS_INTERPRETED = 256  # what a program costs there does not depend on its tokens
 
@@ -50,13 +55,53 @@ class Gather:
     config : MlaConfig
     arch : str
         As ``planning/families.py`` names it.
+    device : torch.device
     """
 
-    def __init__(self, config: MlaConfig, arch: str) -> None:
-        self._block_size = config.block_size
+    def __init__(self, config: MlaConfig, arch: str, device: torch.device) -> None:
+        self._config, self._device = config, device
+        self._checked = known_layouts()
         spec = gather_spec(config, arch)
         self._tokens = spec.constants["TOKENS"]
         self._kernel = Launcher(spec)
+
+    def read(
+        self, spans: Spans, cache: LatentCache, *, ckv: torch.Tensor, k_pe: torch.Tensor
+    ) -> None:
+        """Check and read cached tokens of rows.
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or last stride is wrong; or what is written lies on
+            what is read.
+        """
+        layout = layout_of(ckv, k_pe, cache.latents, cache.scales, spans.block_table)
+        if layout not in self._checked:
+            self._check(spans, cache, ckv, k_pe)
+            self._checked[layout] = None
+        if ckv.shape[0] > 0 and len(spans.block_table) > 0:
+            self.launch(spans, cache, ckv=ckv, k_pe=k_pe)
+
+    def warm_up(self, plan: Plan, cache: LatentCache) -> None:
+        """Launch the kernel for a planned step of padding."""
+        config, device = self._config, self._device
+        ckv, k_pe = (
+            torch.zeros((1, width), dtype=config.dtype, device=device)
+            for width in (config.kv_lora_rank, config.qk_rope_head_dim)
+        )
+        self.read(Spans.whole(plan), cache, ckv=ckv, k_pe=k_pe)
+
+    def _check(
+        self, spans: Spans, cache: LatentCache, ckv: torch.Tensor, k_pe: torch.Tensor
+    ) -> None:
+        checks.check_latents(self._config, ckv, k_pe, None, self._device)
+        check_places(ckv=ckv, k_pe=k_pe)
+        if ckv.shape[0] > _MAX_KEYS:
+            raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
+        checks.check_cache(self._config, cache, self._device)
+        read = {"block_table": spans.block_table} | named_tensors(cache)
+        check_apart({"ckv": ckv, "k_pe": k_pe}, read)
 
     def launch(
         self, spans: Spans, cache: LatentCache, *, ckv: torch.Tensor, k_pe: torch.Tensor
@@ -79,7 +124,7 @@ class Gather:
             table.shape[0],
             capacity,
             latents.shape[0],
-            self._block_size,
+            self._config.block_size,
         )
 
 

@@ -17,7 +17,7 @@ import torch
 
 from paged_mla_optimized.api.core import Core
 from paged_mla_optimized.config.attention import MlaConfig
-from paged_mla_optimized.operations.gather.launch import Spans
+from paged_mla_optimized.operations.gather.launch import Gather, Spans
 from paged_mla_optimized.tensors.latent_cache import empty_cache
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tools.bench.cases import P, R
@@ -117,7 +117,8 @@ def _append(step: Step) -> Launch:
 
     launch()
     found = torch.empty_like(latents[0])
-    core.gather(Spans.whole(core.plan), caches[0], found[:, :R], found[:, R:])
+    spans = Spans.whole(core.plan)
+    core.reader(Gather).read(spans, core.as_cache(caches[0]), ckv=found[:, :R], k_pe=found[:, R:])
     want = latents[0, :, :R].float()
     off_by(found[:, :R], want, _ERROR, f"what {step.name} wrote")
     return launch
