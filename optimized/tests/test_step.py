@@ -222,6 +222,30 @@ def test_steps_of_layers_in_flight(absorbed):
         assert plan.absorbed_rows == absorbed
 
 
+@pytest.mark.parametrize("between", [0, 1, 2, None])
+@pytest.mark.parametrize("absorbed", [0, 1, 2])
+def test_a_resumed_step_of_layers(absorbed, between):
+    """S-17, S-21: a replay brings back what lies on the device, and `resume` what the host knows.
+
+    The step between has as many tokens, in rows that are divided in another place.
+    """
+    step, other = build(*ROWS), build((40, 2), (5, 1), (9, 1))
+    layer, weights, q = layer_of(step), weights_of(step), torch.randn(4, 4, N)
+    planned = layer.plan(of_host(step), absorbed_rows=absorbed)
+    expected = layer.attend(q, step.q_pe, step.cache, weights)
+    buffers = [plan.state for plan in (*layer._core.plans, *layer._leading)]
+    buffers += layer._first_parts[0].tensors.values()
+    captured = [buffer.clone() for buffer in buffers]
+    layer.plan(other.described if between is None else of_host(other), absorbed_rows=between)
+    for buffer, was in zip(buffers, captured, strict=True):  # a replay
+        buffer.copy_(was)
+    layer.resume(planned)
+    assert layer.absorbed_rows == absorbed
+    for chosen in (None, planned):
+        found = layer.attend(q, step.q_pe, step.cache, weights, planned=chosen)
+        assert all(map(torch.equal, found, expected))
+
+
 def test_a_layer_has_the_surface_of_the_attention():
     """S-1, S-17: what is read, gathered, explained and shared is the same for both."""
     step = build(*ROWS)

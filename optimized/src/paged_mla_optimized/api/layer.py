@@ -63,11 +63,19 @@ class PlannedLayerStep(PlannedStep):
     ) -> None:
         super().__init__(plan)
         self.absorbed_rows, self.absorbed, self.materialised = absorbed_rows, absorbed, materialised
+        self._absorbed_host = absorbed.host
 
     @property
     def absorbed_tokens(self) -> int:
         """Tokens of the absorbed rows, and the padding of a step without materialised ones."""
         return self.absorbed.num_tokens
+
+    def renew(self) -> Plan:
+        """Make the step the latest one of its buffers again, those of its two forms too."""
+        self.absorbed.host = self._absorbed_host
+        if self.materialised is not None:
+            self.materialised.renew()
+        return super().renew()
 
 
 class MlaLayer(Planner):
@@ -121,7 +129,7 @@ class MlaLayer(Planner):
         self._has_warned_of_order = False
         self.materialised = Materialised(config, core)
         """What attends to the materialised rows."""
-        self._materialised_plans = [self.materialised.new_plan() for _ in core.plans]
+        self._first_parts = [self.materialised.new_first_part() for _ in core.plans]
 
     @property
     def planned(self) -> PlannedLayerStep:
@@ -236,9 +244,8 @@ class MlaLayer(Planner):
         else:
             leading.host = HostPlan()
         # The plan's own lengths: those of the caller may change before later parts are planned.
-        materialised = self._materialised_plans[number]
-        self.materialised.plan(
-            materialised,
+        materialised = self.materialised.plan(
+            self._first_parts[number],
             MlaStep(
                 plan.token_starts[rows : num_rows + 1],
                 plan.row_lens[rows:num_rows],
@@ -418,10 +425,8 @@ class MlaLayer(Planner):
         tensors = self.materialised.tensors
         for number, plan in enumerate(self._leading):
             tensors |= {f"leading {name} {number}": buffer for name, buffer in plan.buffers.items()}
-        for number, materialised in enumerate(self._materialised_plans):
-            tensors |= {
-                f"materialised {name} {number}": t for name, t in materialised.first.tensors.items()
-            }
+        for number, part in enumerate(self._first_parts):
+            tensors |= {f"materialised {name} {number}": t for name, t in part.tensors.items()}
         return sorted([*super().memory(), *buffers_of(tensors)], key=lambda one: -one.nbytes)
 
     def _choose(self, host: HostLengths, absorbed: int | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -40,16 +40,15 @@ class PlannedPart(NamedTuple):
         return {"tiles": self.tiles.tiles, "work": self.tiles.work, "part": self.part.buffer}
 
 
-@dataclass
-class MaterialisedPlan:
+class MaterialisedPlan(NamedTuple):
     """Planned rows of one step.
 
     Parameters
     ----------
     first : PlannedPart
         The first part of their keys.
-    step : MlaStep or None
-        The rows; ``None`` before the first step.
+    step : MlaStep
+        The rows.
     num_keys : int
         Keys of all rows, at most.
     positions : int64 [T]
@@ -57,15 +56,15 @@ class MaterialisedPlan:
     """
 
     first: PlannedPart
+    step: MlaStep
+    num_keys: int
     positions: torch.Tensor
-    step: MlaStep | None = None
-    num_keys: int = 0
 
-    @property
-    def rows(self) -> MlaStep:
-        """The planned rows."""
-        assert self.step is not None
-        return self.step
+    def renew(self) -> None:
+        """Give the buffers the sizes of this step again, which a later one has changed."""
+        part, tiles = self.first
+        part.num_rows = tiles.num_rows = self.step.num_rows
+        tiles.num_tokens = self.step.num_tokens
 
 
 class Materialised:
@@ -87,7 +86,7 @@ class Materialised:
         self._max_rows = config.attention.max_rows
         later = replace(config.prefill, causal=False, writes_empty=False)
         self._attention = [Prefill(config.prefill, device), Prefill(later, device)]
-        self._later = self._new_part(1)
+        self._later = self._new_part(is_later=True)
         self._merge = MergeTiles(self._attention[1].tiles.tile_m, later)
 
         def lines(width: int) -> torch.Tensor:
@@ -106,25 +105,25 @@ class Materialised:
         later = {f"later {name}": tensor for name, tensor in self._later.tensors.items()}
         return own | later
 
-    def new_plan(self) -> MaterialisedPlan:
+    def new_first_part(self) -> PlannedPart:
         """Return buffers for one more step."""
-        none = torch.empty(0, dtype=torch.int64, device=self._core.device)
-        return MaterialisedPlan(self._new_part(0), none)
+        return self._new_part(is_later=False)
 
-    def _new_part(self, number: int) -> PlannedPart:
+    def _new_part(self, *, is_later: bool) -> PlannedPart:
         part = Part(self._max_rows, self._room, self._core.device)
-        return PlannedPart(part, self._attention[number].new_plan())
+        return PlannedPart(part, self._attention[is_later].new_plan())
 
     def plan(
-        self, plan: MaterialisedPlan, step: MlaStep, *, num_keys: int, positions: torch.Tensor
-    ) -> None:
+        self, first: PlannedPart, step: MlaStep, *, num_keys: int, positions: torch.Tensor
+    ) -> MaterialisedPlan:
         """Describe rows whose tokens follow each other, `num_keys` keys at most. Two launches.
 
         The first entry of their ``cu_seqlens_q`` may be any number. `positions`, int64 [T], are
         read where the config has a rope.
         """
-        plan.step, plan.num_keys, plan.positions = step, num_keys, positions
+        plan = MaterialisedPlan(first, step, num_keys, positions)
         self.plan_part(plan, 0)
+        return plan
 
     def attend(
         self,
@@ -161,7 +160,7 @@ class Materialised:
 
     def plan_part(self, plan: MaterialisedPlan, part: int) -> None:
         """Describe which keys a part has, and the work of attending to them."""
-        step, planned = plan.rows, self._part_of(plan, part)
+        step, planned = plan.step, self._part_of(plan, part)
         lines = self._keys_of(plan, part)
         planned.part.fill(step.cu_seqlens_q, step.seq_lens, part, lines)
         query_starts, key_starts = planned.part.query_starts, planned.part.key_starts
@@ -170,7 +169,7 @@ class Materialised:
     def gather(self, plan: MaterialisedPlan, part: int, cache: Cache) -> None:
         """Read the latents of a planned part."""
         spans, keys = self._part_of(plan, part).part, self._keys_of(plan, part)
-        table = plan.rows.block_table
+        table = plan.step.block_table
         assert isinstance(table, torch.Tensor)
         tokens = Spans(table, spans.key_starts, spans.firsts)
         self._core.reader(Gather).read(
