@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from mla_step import P, R, config
+from mla_step import P, R, build, config
+from test_layer import layer_config, weights_of
 
-from paged_mla_optimized import Bucket, PagedMla, StepInputs, record
+from paged_mla_optimized import Bucket, MlaLayer, PagedMla, StepInputs, record
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument
@@ -109,6 +111,44 @@ def test_two_recorders(tmp_path: Path):
         run(mla, cache, steps=1, layers=1)
     assert (len(outer.written), len(inner.written)) == (2, 1)
     assert vars(mla) == kept
+
+
+@pytest.mark.parametrize("kind", ["attention", "layer"])
+def test_steps_in_flight_have_a_dump_each(tmp_path: Path, kind: str):
+    """S-17: what `planned=` says is recorded, and calls of two steps may lie among each other."""
+    steps = [build((20, 1), (5, 5)), build((40, 1), (33, 2), (9, 3))]
+    attention, weights = steps[0].config, weights_of(4)
+    mla: PagedMla | MlaLayer = PagedMla(attention, "cpu", steps_in_flight=2)
+    if kind == "layer":
+        mla = MlaLayer(layer_config(attention), "cpu", steps_in_flight=2)
+    named: dict[str, Any] = {"weights": weights} if kind == "layer" else {}
+    width = 16 if kind == "layer" else R
+    with record(mla, tmp_path) as recorder:
+        planned = []
+        for step in steps:
+            query_lens = [count for _, count in step.rows]
+            lens = {"query_lens": query_lens, "max_seq_lens": [n for n, _ in step.rows]}
+            absorbed = {"absorbed_rows": len(planned)} if kind == "layer" else {}
+            planned.append(mla.plan(replace(step.described, **lens), **absorbed))
+        for _ in range(2):  # layers
+            for step, one in zip(steps, planned, strict=True):
+                latents = torch.zeros(len(step.q_pe), R), torch.zeros(len(step.q_pe), P)
+                mla.append(*latents, step.cache, planned=one)
+            for step, one in zip(steps, planned, strict=True):
+                q_nope = torch.ones(len(step.q_pe), 4, width)
+                mla.attend(q_nope, step.q_pe, step.cache, planned=one, **named)
+    names = [f"{number:06}-{layer:03}.safetensors" for layer in (0, 1) for number in (0, 1)]
+    assert [path.name for path in recorder.written] == names
+    for path, number in zip(recorder.written, (0, 1, 0, 1), strict=True):
+        arrays, step = load_dump(path).arrays, steps[number]
+        np.testing.assert_array_equal(arrays["seq_lens"], step.seq_lens)
+        np.testing.assert_array_equal(arrays["block_table"], step.block_table)
+        np.testing.assert_array_equal(arrays["positions"], planned[number].positions)
+        np.testing.assert_array_equal(arrays["slots"], planned[number].slot_mapping)
+        np.testing.assert_array_equal(arrays["q_pe"], step.q_pe)
+        assert len(arrays["ckv"]) == len(step.q_pe)
+        if kind == "layer":
+            assert arrays["absorbed_rows"] == number
 
 
 def test_dumps_are_bounded(tmp_path: Path):

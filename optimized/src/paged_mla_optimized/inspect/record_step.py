@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_mla_optimized.api.layer import MlaLayer
+from paged_mla_optimized.api.layer import MlaLayer, PlannedLayerStep
 from paged_mla_optimized.api.paged_mla import PagedMla
 from paged_mla_optimized.api.planned import PlannedStep
 from paged_mla_optimized.config.attention import DTYPE_NAMES, MlaConfig
@@ -26,30 +27,55 @@ from paged_mla_shared.problem import Mask, MaskSpelling, Problem
 _HEAD_DIM = 128  # of heads between their projections, which attention does not see
 
 
+@dataclass
+class _Step:
+    """What is kept of one planned step; several may be in flight.
+
+    Parameters
+    ----------
+    number : int
+        Steps planned before it while the recorder was open.
+    given : dict of str to Tensor
+        Its lengths and mask; empty where it is not sampled.
+    layer : int
+        So many layers have attended.
+    arrays : dict of str to array
+        What the dump of this layer has so far.
+    has_room : bool
+        Whether this layer's dump fits.
+    """
+
+    number: int
+    given: dict[str, torch.Tensor]
+    layer: int = 0
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    has_room: bool = True
+
+
 class StepRecorder:
     """What a :class:`PagedMla` is called with on its way to :class:`Samples`."""
 
     def __init__(self, mla: PagedMla | MlaLayer, config: MlaConfig, samples: Samples) -> None:
         self._mla, self._config, self._samples = mla, config, samples
         self._plan, self._append, self._attend = mla.plan, mla.append, mla.attend
-        self._step, self._layer = -1, 0
-        self._has_room = True  # for this layer
-        self._given: dict[str, torch.Tensor] = {}  # of the step, where it is sampled
-        self._arrays: dict[str, NDArray[Any]] = {}  # of the layer
+        self._planned_steps = 0
+        self._steps: WeakKeyDictionary[PlannedStep, _Step] = WeakKeyDictionary()
 
     def plan(self, step: MlaStep, **named: Any) -> PlannedStep:
         """Plan, and remember the step."""
         planned = self._plan(step, **named)
-        self._step, self._layer = self._step + 1, 0
-        self._given, self._arrays = {}, {}
-        if self._samples.wants_step(self._step):
+        if torch.compiler.is_compiling():
+            return planned
+        kept = self._steps[planned] = _Step(self._planned_steps, {})
+        self._planned_steps += 1
+        if self._samples.wants_step(kept.number):
             given = {
                 "cu_seqlens_q": step.cu_seqlens_q,
                 "seq_lens": step.seq_lens,
                 "mask": step.mask,
             }
             # Copies: an engine may write the next step's once this one is planned.
-            self._given = {name: t.clone() for name, t in given.items() if t is not None}
+            kept.given = {name: t.clone() for name, t in given.items() if t is not None}
         return planned
 
     def append(
@@ -58,36 +84,58 @@ class StepRecorder:
         k_pe: torch.Tensor,
         cache: Cache,
         slot_mapping: torch.Tensor | None = None,
-        **named: Any,
+        *,
+        planned: PlannedStep | None = None,
     ) -> None:
         """Append, and keep the cache before it."""
-        if self._wants():
+        if torch.compiler.is_compiling():
+            self._append(ckv, k_pe, cache, slot_mapping, planned=planned)
+            return
+        planned = self._mla.planned if planned is None else planned
+        step = self._step_of(planned)
+        if step is not None and self._wants(step):
             cache = as_cache(self._config.cache_format, cache)
-            if self._begin(cache, slot_mapping):
-                self._arrays |= {"ckv": to_numpy_spread(ckv), "k_pe": to_numpy_spread(k_pe)}
-                self._keep(cache, "before")
-        self._append(ckv, k_pe, cache, slot_mapping, **named)
-        if self._arrays:
-            self._arrays |= {"ckv_left": to_numpy(ckv), "k_pe_left": to_numpy(k_pe)}
+            if self._begin(step, planned, cache, slot_mapping):
+                step.arrays |= {"ckv": to_numpy_spread(ckv), "k_pe": to_numpy_spread(k_pe)}
+                self._keep(step, cache, "before")
+        self._append(ckv, k_pe, cache, slot_mapping, planned=planned)
+        if step is not None and step.arrays:
+            step.arrays |= {"ckv_left": to_numpy(ckv), "k_pe_left": to_numpy(k_pe)}
 
     def attend(
-        self, q_nope: torch.Tensor, q_pe: torch.Tensor, cache: Cache, *others: Any, **named: Any
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: Cache,
+        *others: Any,
+        planned: PlannedStep | None = None,
+        **named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend, and write what there is."""
-        answer = self._attend(q_nope, q_pe, cache, *others, **named)
-        if self._wants():
+        if torch.compiler.is_compiling():
+            return self._attend(q_nope, q_pe, cache, *others, planned=planned, **named)
+        planned = self._mla.planned if planned is None else planned
+        step = self._step_of(planned)
+        answer = self._attend(q_nope, q_pe, cache, *others, planned=planned, **named)
+        if step is None:
+            return answer
+        if self._wants(step):
             cache = as_cache(self._config.cache_format, cache)
-            if self._arrays or (self._has_room and self._begin(cache, None)):
-                self._arrays["q_pe"] = to_numpy_spread(q_pe)
-                self._arrays |= self._asked(q_nope, *others, **named)
-                self._arrays |= self._answered(*answer)
-                self._keep(cache, "after")
-                self._write(cache)
-        self._layer, self._arrays, self._has_room = self._layer + 1, {}, True
+            if step.arrays or (step.has_room and self._begin(step, planned, cache, None)):
+                step.arrays["q_pe"] = to_numpy_spread(q_pe)
+                step.arrays |= self._asked(q_nope, *others, planned=planned, **named)
+                step.arrays |= self._answered(*answer)
+                self._keep(step, cache, "after")
+                self._write(step, cache)
+        step.layer, step.arrays, step.has_room = step.layer + 1, {}, True
         return answer
 
-    def _wants(self) -> bool:
-        return bool(self._given) and self._samples.wants(self._step, self._layer)
+    def _step_of(self, planned: PlannedStep) -> _Step | None:
+        """Return what is kept of a step, if it was planned while the recorder was open."""
+        return self._steps.get(planned) if isinstance(planned, PlannedStep) else None
+
+    def _wants(self, step: _Step) -> bool:
+        return bool(step.given) and self._samples.wants(step.number, step.layer)
 
     def _asked(self, q_nope: torch.Tensor, *_: Any, **__: Any) -> dict[str, NDArray[Any]]:
         """Return what else `attend` was given."""
@@ -96,16 +144,23 @@ class StepRecorder:
     def _answered(self, out: torch.Tensor, lse: torch.Tensor) -> dict[str, NDArray[Any]]:
         return {"out": to_numpy(out), "lse": to_numpy(lse)}
 
-    def _begin(self, cache: LatentCache, slot_mapping: torch.Tensor | None) -> bool:
+    def _begin(
+        self,
+        step: _Step,
+        planned: PlannedStep,
+        cache: LatentCache,
+        slot_mapping: torch.Tensor | None,
+    ) -> bool:
         """Keep what the step is; return whether there is room for its blocks."""
-        mla, config, size = self._mla, self._config, self._config.block_size
-        arrays = {name: to_numpy(tensor) for name, tensor in self._given.items()}
+        config, size = self._config, self._config.block_size
+        arrays = {name: to_numpy(tensor) for name, tensor in step.given.items()}
         if config.is_tree and config.mask != "tree:packed":
             query_lens = np.diff(arrays["cu_seqlens_q"]).astype(np.int64)
             elements = mask_elements(config, query_lens, arrays["seq_lens"])
             arrays["mask"] = arrays["mask"][:elements]
-        arrays |= {"block_table": to_numpy(mla.block_table), "positions": to_numpy(mla.positions)}
-        slots = to_numpy(mla.slot_mapping if slot_mapping is None else slot_mapping).copy()
+        arrays["block_table"] = to_numpy(planned.block_table)
+        arrays["positions"] = to_numpy(planned.positions)
+        slots = to_numpy(planned.slot_mapping if slot_mapping is None else slot_mapping).copy()
         slots[(slots < 0) | (slots == config.reserved_slot)] = -1
         arrays["slots" if slot_mapping is None else "slot_mapping"] = slots
         near = blocks_near(arrays["seq_lens"], arrays["block_table"], cache.latents)
@@ -113,31 +168,31 @@ class StepRecorder:
         blocks = arrays["block_ids"] = np.union1d(near, written)
         per_block = cache.latents[:1].numel() * cache.latents.element_size()
         queries = arrays["positions"].size * config.num_heads * config.kv_lora_rank * 8
-        self._has_room = self._samples.has_room(2 * per_block * len(blocks) + queries)
-        self._arrays = arrays if self._has_room else {}
-        return self._has_room
+        step.has_room = self._samples.has_room(2 * per_block * len(blocks) + queries)
+        step.arrays = arrays if step.has_room else {}
+        return step.has_room
 
-    def _keep(self, cache: LatentCache, when: str) -> None:
+    def _keep(self, step: _Step, cache: LatentCache, when: str) -> None:
         """Keep the listed blocks as they are now."""
-        ids = torch.from_numpy(self._arrays["block_ids"]).to(cache.latents.device)
+        ids = torch.from_numpy(step.arrays["block_ids"]).to(cache.latents.device)
         dtype, _ = self._config.stored.row(self.dims)
         rows = cache.latents[ids]
         if dtype == "float8_e4m3":
             rows = rows.view(torch.float8_e4m3fn)
-        self._arrays[f"cache_{when}"] = to_numpy(rows)
+        step.arrays[f"cache_{when}"] = to_numpy(rows)
         if cache.scales is not None and cache.scales.dim():
-            self._arrays[f"scales_{when}"] = to_numpy(cache.scales[ids])[:, 0]
+            step.arrays[f"scales_{when}"] = to_numpy(cache.scales[ids])[:, 0]
 
-    def _write(self, cache: LatentCache) -> None:
+    def _write(self, step: _Step, cache: LatentCache) -> None:
         config = self._config
         dump = Dump(
             problem=self._problem(cache),
-            arrays=self._arrays,
-            origin=f"step {self._step}, layer {self._layer}",
+            arrays=step.arrays,
+            origin=f"step {step.number}, layer {step.layer}",
             lse_base=config.lse_base,
             products=config.products,
         )
-        self._samples.write(dump, f"{self._step:06}-{self._layer:03}")
+        self._samples.write(dump, f"{step.number:06}-{step.layer:03}")
 
     @property
     def dims(self) -> MlaDims:
@@ -174,11 +229,12 @@ class LayerRecorder(StepRecorder):
     _mla: MlaLayer
 
     def _asked(self, q_nope: torch.Tensor, *others: Any, **named: Any) -> dict[str, NDArray[Any]]:
+        step: PlannedLayerStep = named["planned"]
         weights: HeadWeights = named["weights"] if not others else others[0]
         return {
             "layer_q_nope": to_numpy_spread(q_nope),
             "kv_b_proj": to_numpy(weights.kv_b_proj),
-            "absorbed_rows": np.array(self._mla.absorbed_rows, np.int32),
+            "absorbed_rows": np.array(step.absorbed_rows, np.int32),
             "workspace": np.array(self._mla.config.room, np.int64),
         }
 
