@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_reference.rules import RULES
+from paged_mla_reference.rules import RULES, fp8
 from paged_mla_shared.formats import FORMATS
 
 
@@ -39,4 +39,7 @@ def test_no_unknown_rule_is_cited():
 
 
 def test_the_text_states_what_is_implemented():
-    assert all(name in RULES["S-11"] for name in FORMATS)
+    """S-11: the rule names plain formats, and the module that it cites every other one."""
+    assert "`fp8.py`" in RULES["S-11"]
+    text = RULES["S-11"] + str(fp8.__doc__)
+    assert all(f"`{name}`" in text for name in FORMATS)

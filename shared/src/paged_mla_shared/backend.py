@@ -27,7 +27,9 @@ class Capabilities:
     ----------
     ops : frozenset of str
         Names of :data:`OPERATIONS`. :func:`ops_of` finds those of a class of runners.
-    dtypes, cache_formats : frozenset of str
+    dtypes : frozenset of str
+    cache_formats : frozenset of str
+        Names of :data:`paged_mla_shared.formats.FORMATS`.
     block_sizes, num_heads : frozenset of int
     head_dims : frozenset of (R, P)
     masks : frozenset of str

@@ -223,8 +223,8 @@ _TILE_FP8 = replace(_TILE, family=TILE_FP8)
 _TILE_EXACT = replace(_TILE, family=TILE_EXACT, split_tiles=64)
 
 _PLAIN = ("bf16", "fp16")
-_FP8_FORMATS = tuple(name for name, stored in FORMATS.items() if not stored.is_plain)
-_E4M3_ROWS = tuple(name for name in _FP8_FORMATS if not FORMATS[name].inline_scales)
+_E4M3_ROWS = ("fp8_e4m3", "fp8_block_token", "fp8_block_group")
+_FP8_FORMATS = ("fp8_e4m3", "fp8_ds_mla", "fp8_block_token", "fp8_block_group")
 
 
 def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...] = _PLAIN) -> str:

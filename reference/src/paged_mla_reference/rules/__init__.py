@@ -31,9 +31,8 @@ RULES: dict[str, str] = {
     "inputs are left as they were.",
     "S-11": "A cache format states every byte of a token and where its scales live: `bf16`, `fp16` "
     "and `fp32` keep R + P elements of the problem's dtype and ignore the layer's scale; "
-    "`fp8_e4m3` (one scale), `fp8_ds_mla` (four in the row), `fp8_block_token` and "
-    "`fp8_block_group` (beside the cache) store `e4m3(x / scale)`, saturating at 448, and read "
-    "`e4m3 * scale` exactly, whatever float32 the scale is; every byte is stated in `fp8.py`. "
+    "those of 8 bits store `e4m3(x / scale)`, saturating at 448, and read `e4m3 * scale` exactly, "
+    "whatever float32 the scale is; `fp8.py` lists them and states every byte. "
     "Queries of 8 bits are codes with a scale in the same way, as `queries.py` states.",
     "S-12": "RoPE is applied before caching, once, at absolute positions, with interleaved or "
     "NeoX pairing, with or without yarn.",

@@ -25,7 +25,8 @@ from paged_mla_shared.formats import GROUPS_PER_BLOCK
 _TOKENS = 4  # of a program
 _WARPS = 4
 _FP8_TOKENS = 2
-_FP8_WARPS = {"scalar": 2, "inline": 1, "per_token": 1}  # by ``MlaConfig.scales``
+_FP8_WARPS = 1
+_SCALAR_WARPS = 2  # where the layer has one scale
 _FEW_TOKENS = 512  # of a step: so many programs run at once, and each has one of them
 _FEW_INTERPRETED = 0  # an interpreter's programs follow each other
 _GROUP_TOKENS = 16  # where tokens share scales
@@ -207,6 +208,7 @@ def _kernel_of(
         return append_groups_kernel, constants | of_groups, _GROUP_WARPS
     constants |= {"TOKENS": _FP8_TOKENS}
     if config.scales == "per_token":
-        return append_tokens_kernel, constants, _FP8_WARPS["per_token"]
+        return append_tokens_kernel, constants, _FP8_WARPS
     of_format = {"SCALES": config.scales, "SHARES": CacheLayout.of(config).scale_groups}
-    return append_fp8_kernel, constants | of_format, _FP8_WARPS[config.scales]
+    warps = _SCALAR_WARPS if config.scales == "scalar" else _FP8_WARPS
+    return append_fp8_kernel, constants | of_format, warps
