@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 from paged_mla_optimized.api import core, prefill
+from paged_mla_optimized.api.planned import READERS
 from paged_mla_optimized.config.attention import MASKS, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.operations.merge.tiles import MergeTiles
 from paged_mla_optimized.operations.prefill.key_chunks import Part
@@ -73,6 +74,8 @@ def begin_attention(config, pick, arch):
     demand = demand_of(config, arch)
     variant = pick.choice((None, portable_variant(demand, pick.randint(1, 99))))
     begun = core.Core(config, "cpu", variant=variant)
+    for kind in READERS:
+        begun.reader(kind)
     stored, words = config.stored, config.stored.row(config)
     dtype = torch.uint8 if config.is_fp8 else config.dtype
     latents = torch.empty((2, config.block_size, words[1]), dtype=dtype)

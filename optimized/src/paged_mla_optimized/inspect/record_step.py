@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -57,7 +58,8 @@ class StepRecorder:
 
     def __init__(self, mla: PagedMla | MlaLayer, config: MlaConfig, samples: Samples) -> None:
         self._mla, self._config, self._samples = mla, config, samples
-        self._plan, self._append, self._attend = mla.plan, mla.append, mla.attend
+        self._plan, self._append = mla.plan, mla.append
+        self._attend: Callable[..., tuple[torch.Tensor, torch.Tensor]] = mla.attend
         self._planned_steps = 0
         self._steps: WeakKeyDictionary[PlannedStep, _Step] = WeakKeyDictionary()
 
