@@ -180,6 +180,24 @@ def test_steps_that_cannot_be(argument, step):
     assert error.value.argument == argument
 
 
+@pytest.mark.parametrize("argument", ["mlas", "inputs", "buckets", "caches"])
+@pytest.mark.parametrize("given", ["one", "none", "others"])
+def test_what_is_no_sequence_of_its_kind(argument, given):
+    """S-17: an instance, a bucket or a cache alone is named; a tensor would be cut in blocks."""
+    model = Model()
+    right = {"mlas": [model.mla], "inputs": model.inputs, "buckets": [SMALL], "caches": []}
+    one = {"mlas": model.mla, "inputs": [model.inputs], "buckets": SMALL, "caches": model.cache}
+    wrong = {"one": one[argument], "none": None, "others": ["another"]}[given]
+    with pytest.raises(InvalidArgument) as error:
+        GraphedStep(model_fn=model, **(right | {argument: wrong}))
+    assert error.value.argument == argument
+    step = GraphedStep(model_fn=model, **right)
+    if argument in {"buckets", "caches"} and wrong is not None:
+        with pytest.raises(InvalidArgument):
+            step.recapture(**{argument: wrong})
+        step.replay(1, 1)  # the graphs are as they were
+
+
 def test_a_replay_is_the_planned_step():
     """S-17: what is read of a step is of its bucket, behind other replays and eager steps too."""
     model = Model()

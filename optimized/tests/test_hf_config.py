@@ -6,8 +6,10 @@ Models of the transformers library are held against its own attention in ``tests
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -172,7 +174,14 @@ INVALID = {
     ),
     "config.rope_scaling.mscale": yarn(mscale="1"),
     "rope.yarn.factor": yarn(factor="40"),
-    "rope.yarn.beta_fast": yarn(beta_fast=0.5),
+    "rope.yarn.beta_fast": yarn(beta_fast=-0.5),
+    "config.model_type": {"model_type": ["deepseek_v3"]},
+    "config.kv_lora_rank": {"kv_lora_rank": 10**400},
+    "config.rope_scaling.rope_type": yarn(rope_type=["yarn"]),
+    "config.rope_scaling.beta_fast": yarn(beta_fast="32"),
+    "config.rope_scaling.beta_slow": yarn(beta_slow=np.ones(2)),
+    "config.rope_scaling.mscale_all_dim": yarn(mscale_all_dim=10**400),
+    "config.rope_scaling.attention_factor": yarn(attention_factor=math.nan),
     "num_heads": {"num_attention_heads": 256},
 }
 
@@ -189,6 +198,11 @@ UNSUPPORTED = {
     "model_type 'kimi_linear'": {"model_type": "kimi_linear"},
     "index_topk 2048": {"index_topk": 2048},
     "sliding_window 4096": {"sliding_window": 4096},
+    "rope_scaling.full_attention": {"rope_scaling": {"full_attention": YARN}},
+    "rope_parameters.full_attention": {
+        "rope_scaling": None,
+        "rope_parameters": {"full_attention": YARN | {"rope_theta": 10000}},
+    },
     "rope_scaling.type 'linear'": yarn(type="linear"),
     "rope_scaling.rope_type 'llama3'": yarn(rope_type="llama3"),
     "rope_scaling.truncate False": yarn(truncate=False),
@@ -201,6 +215,29 @@ UNSUPPORTED = {
 def test_another_attention_is_refused(named):
     with pytest.raises(Unsupported, match=named):
         made(**UNSUPPORTED[named])
+
+
+@pytest.mark.parametrize("config", [None, "deepseek-ai/DeepSeek-V3", Path("config.json")])
+def test_what_is_no_config(config):
+    """A name or a path is not looked up."""
+    with pytest.raises(InvalidArgument, match=r"config: got .*; allowed: a config of the trans"):
+        MlaConfig.from_hf(config, **CAPACITIES)
+
+
+@pytest.mark.parametrize("length", [0, -1, "4096", 2**31])
+def test_a_wrong_length_is_that_of_the_model(length):
+    """`max_model_len` is the caller's."""
+    with pytest.raises(InvalidArgument) as error:
+        made(max_position_embeddings=length)
+    assert error.value.argument == "config.max_position_embeddings"
+    given = V3 | {"max_position_embeddings": length}
+    assert MlaConfig.from_hf(given, max_model_len=64, **CAPACITIES).max_model_len == 64
+
+
+@pytest.mark.parametrize("parameters", [{}, {"rope_theta": 5e5, "rope_type": "default"}])
+def test_rope_scaling_counts_where_both_names_have_a_dict(parameters):
+    """As in transformers 5.24: yarn that is added to a config of release 5 is not left out."""
+    assert made(rope_parameters=parameters) == made()
 
 
 @pytest.mark.parametrize("ranks", [0, 3, 256, -2, 1.0])

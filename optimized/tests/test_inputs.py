@@ -181,7 +181,15 @@ def test_padding_that_the_dtype_does_not_hold(dtype, padding):
 
 
 @pytest.mark.parametrize(
-    "declared", [((64,),), torch.int64, ((64,), torch.int64, 0, 0), ((64,), 0)]
+    "declared",
+    [
+        ((64,),),
+        torch.int64,
+        ((64,), torch.int64, 0, 0),
+        ((64,), 0),
+        ((64, "8"), torch.int64),
+        ((64, -8), torch.int64),
+    ],
 )
 def test_a_declaration_of_another_form(declared):
     """S-17: a shape, a dtype, and a padding if its default is not wanted."""
@@ -391,6 +399,19 @@ def test_the_block_of_padded_rows_is_an_entry_of_a_table(value):
     """S-17: an int32."""
     with pytest.raises(InvalidArgument, match="pad_block"):
         StepInputs(config(), "cpu", {}, pad_block=value)
+
+
+@pytest.mark.parametrize("given", [None, torch.zeros(3), [], "ids", 5], ids=str)
+def test_tensors_of_tokens_have_names(given):
+    """S-17: a tensor alone is none of a step; without any, `load` takes None."""
+    with pytest.raises(InvalidArgument, match=r"tokens: got .*; allowed: a Mapping"):
+        StepInputs(config(), "cpu", given)
+    inputs, step = StepInputs(config(), "cpu", {}), build((20, 3)).described
+    inputs.load(step)
+    if given is None:
+        return
+    with pytest.raises(InvalidArgument, match=r"tokens: got .*; allowed: a Mapping"):
+        inputs.load(step, given)
 
 
 @pytest.mark.parametrize("name", ["mask", "seq_lens"])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from mla_step import R, Step, assert_close, build, dense
@@ -92,10 +93,17 @@ def test_a_step_without_rows():
         ("block_table", {"block_table": [[0, 1], 3]}),
         ("block_table", {"block_table": [[0, 1], [0.5]]}),
         ("block_table", {"block_table": None}),
+        ("block_table", {"block_table": [[0, 1], [[1], [2, 3]]]}),
+        ("block_table", {"block_table": [[0, 1], torch.ones(3, dtype=torch.int32, device="meta")]}),
+        ("block_table", {"block_table": [[0, 1], torch.ones(3, requires_grad=True)]}),
+        ("block_table", {"block_table": np.array(3)}),
+        ("query_lens", {"query_lens": torch.ones(2, requires_grad=True)}),
+        ("num_tokens", {"num_tokens": "4"}),
     ],
     ids=[
         "below-0", "floats", "on-a-device", "sum", "one-row", "length", "one-line", "block",
-        "no-line", "fraction", "none",
+        "no-line", "fraction", "none", "lines-in-a-line", "line-on-a-device", "line-with-gradient",
+        "no-axis", "gradient", "tokens",
     ],
 )  # fmt: skip
 def test_lists_of_no_step(argument, changes):
@@ -103,6 +111,25 @@ def test_lists_of_no_step(argument, changes):
     with pytest.raises(InvalidArgument) as error:
         of_host(build(*ROWS), **changes)
     assert error.value.argument == argument
+
+
+@pytest.mark.parametrize("given", [2**70, 2**31, -(2**31) - 1, -(2**70)])
+def test_an_integer_out_of_range_is_named(given):
+    """The error has the value that is wrong, not another one of its row."""
+    step = build(*ROWS)
+    with pytest.raises(InvalidArgument, match=f"block_table: got {given} in row 1; allowed: int32"):
+        of_host(step, block_table=[[0, 1], [5, given, 7]])
+    with pytest.raises(InvalidArgument, match=rf"seq_lens: got {given}; allowed: 0 to 2 \*\* 31"):
+        of_host(step, seq_lens=[20, given])
+
+
+def test_maps_and_steps_are_compared_as_objects():
+    """Tensors have no one answer to `==`."""
+    step = build(*ROWS)
+    maps = [RequestMap(step.block_table, step.seq_lens) for _ in range(2)]
+    assert maps[0] == maps[0]
+    assert maps[0] != maps[1]
+    assert of_host(step) != of_host(step)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,18 @@ def check_kind(name: str, value: object, *kinds: type) -> None:
     if not isinstance(value, kinds):
         given = None if value is None else f"a {type(value).__name__}"
         raise InvalidArgument(name, given, " or ".join(f"a {kind.__name__}" for kind in kinds))
+
+
+def each_of(name: str, given: Any, *kinds: type) -> tuple[Any, ...]:
+    """Return the elements of an argument, each of one of these types; it is none of them itself."""
+    if isinstance(given, kinds) or not isinstance(given, Iterable):
+        of_kinds = " or ".join(kind.__name__ for kind in kinds)
+        kind = None if given is None else f"a {type(given).__name__}"
+        raise InvalidArgument(name, kind, f"a sequence of {of_kinds}")
+    elements = tuple(given)
+    for element in elements:
+        check_kind(name, element, *kinds)
+    return elements
 
 
 def device_of(device: str | torch.device) -> torch.device:

@@ -212,10 +212,11 @@ class MlaConfig:
             allowed = f"{', '.join(TORCH_DTYPES)}; or another that dtype= says"
             raise InvalidArgument("config.dtype", found.dtype, allowed)
         if max_model_len is None:
-            max_model_len = found.max_position_embeddings
-        if max_model_len is None:
-            allowed = "an integer, or max_model_len= in its place"
-            raise InvalidArgument("config.max_position_embeddings", None, allowed)
+            max_model_len, name = found.max_position_embeddings, "config.max_position_embeddings"
+            if max_model_len is None:
+                allowed = "an integer, or max_model_len= in its place"
+                raise InvalidArgument(name, None, allowed)
+            check_between(1, MAX_MODEL_LEN, **{name: max_model_len})
         return cls(
             num_heads=found.dims.num_heads // ranks,
             softmax_scale=found.softmax_scale,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
-from paged_mla_optimized.config.arguments import check_at_least, is_number
+from paged_mla_optimized.config.arguments import check_between, is_number
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
@@ -27,6 +29,7 @@ _PAIRINGS = {
 }
 """The models of dense MLA, by ``model_type``; where it is ``None``, ``rope_interleave`` says it."""
 
+_MOST = 2**31 - 1  # heads or elements, which is far past what any model has
 _YARN_TYPES = ("yarn", "deepseek_yarn")
 _OTHER_ATTENTION = {
     "index_topk": "sparse attention",
@@ -82,6 +85,9 @@ def attention_of(config: object) -> HfAttention:
     latents between projection and rotation is not in here: the scale of Mistral Small 4's queries
     at far positions, and those of LongCat's low ranks.
     """
+    if config is None or isinstance(config, (str, PathLike)):
+        allowed = "a config of the transformers library, or config.json as a dict"
+        raise InvalidArgument("config", repr(config), allowed)
     text = _field(config, "text_config")
     has_text = _field(config, "kv_lora_rank") is None and text is not None
     fields = text if has_text else config
@@ -115,7 +121,7 @@ def _integer(config: object, name: str) -> int:
     value = _field(config, name)
     if value is None:
         raise InvalidArgument(f"config.{name}", "none", "an integer >= 1, which MLA has")
-    check_at_least(1, **{f"config.{name}": value})
+    check_between(1, _MOST, **{f"config.{name}": value})
     return int(value)
 
 
@@ -124,6 +130,8 @@ def _pairing(config: object) -> RopePairing:
     kind = _field(config, "model_type")
     if _field(config, "kv_lora_rank") is None:
         raise Unsupported(f"config.kv_lora_rank is missing: model_type {kind!r} is no MLA")
+    if not isinstance(kind, str | None):
+        raise InvalidArgument("config.model_type", repr(kind), "a name of a model, or none")
     if kind is not None and kind not in _PAIRINGS:
         known = ", ".join(_PAIRINGS)
         raise Unsupported(f"config.model_type {kind!r}: known are those of dense MLA, {known}")
@@ -141,23 +149,21 @@ def _pairing(config: object) -> RopePairing:
 
 def _rotation(config: object, dims: MlaDims, pairing: RopePairing) -> tuple[Rope, float]:
     """Return a model's rotation, and the magnitude whose square multiplies the softmax scale."""
-    place = "rope_scaling" if _field(config, "rope_parameters") is None else "rope_parameters"
-    given = _field(config, place) or {}
-    place = f"config.{place}"
-    if not isinstance(given, Mapping):
-        raise InvalidArgument(place, repr(given), "a dict, or None")
+    place, given = _rope_parameters(config)
     theta = given.get("rope_theta")
     theta = _field(config, "rope_theta") if theta is None else theta
     if theta is None:
         raise InvalidArgument("config.rope_theta", "none", f"a number >= 1, there or in {place}")
     part = given.get("partial_rotary_factor")
     whole = dims.qk_rope_head_dim / (dims.qk_nope_head_dim + dims.qk_rope_head_dim)
-    if part not in (None, 1, whole):
+    if part is not None and not (is_number(part) and part in {1, whole}):
         raise Unsupported(f"{place}.partial_rotary_factor {part}: all of qk_rope_head_dim rotate")
     name = "rope_type" if "rope_type" in given else "type"
     kind = given.get(name)
     if kind is None and "factor" in given:
         raise InvalidArgument(f"{place}.{name}", "none", "'yarn' or 'default', beside a factor")
+    if not isinstance(kind, str | None):
+        raise InvalidArgument(f"{place}.{name}", repr(kind), "'yarn' or 'default'")
     if kind in {None, "default"}:
         return legal_rope(Rope(pairing, theta)), 1.0
     if kind not in _YARN_TYPES:
@@ -165,6 +171,25 @@ def _rotation(config: object, dims: MlaDims, pairing: RopePairing) -> tuple[Rope
     rope = legal_rope(Rope(pairing, theta, _yarn(config, given, place)))
     of_all_dims = _number(given, place, "mscale_all_dim") or 0.0
     return rope, yarn_mscale(given["factor"], of_all_dims)
+
+
+def _rope_parameters(config: object) -> tuple[str, Mapping[str, Any]]:
+    """Return the dict of rope parameters, and where it stands.
+
+    Of two such dicts ``rope_scaling`` counts, as in transformers 5.24 (``RotaryEmbeddingConfigMixin``).
+    """
+    for name in ("rope_scaling", "rope_parameters"):
+        given, place = _field(config, name), f"config.{name}"
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise InvalidArgument(place, repr(given), "a dict, or None")
+        for kind, of_kind in given.items():
+            if isinstance(of_kind, Mapping):
+                raise Unsupported(f"{place}.{kind}: known is one rope for all layers")
+        if given:
+            return place, given
+    return "config.rope_parameters", {}
 
 
 def _yarn(config: object, given: Mapping[str, Any], place: str) -> Yarn:
@@ -179,8 +204,8 @@ def _yarn(config: object, given: Mapping[str, Any], place: str) -> Yarn:
     for name, value in (("factor", factor), (original, trained)):
         if value is None:
             raise InvalidArgument(f"{place}.{name}", "none", "a number, which yarn needs")
-    betas = given.get("beta_fast") or 32.0, given.get("beta_slow") or 1.0
-    return Yarn(factor, trained, *betas, *_magnitudes(given, place))
+    fast, slow = (_number(given, place, name) for name in ("beta_fast", "beta_slow"))
+    return Yarn(factor, trained, fast or 32.0, slow or 1.0, *_magnitudes(given, place))
 
 
 def _magnitudes(given: Mapping[str, Any], place: str) -> tuple[float, float]:
@@ -207,9 +232,11 @@ def _mscales_of(wanted: float, factor: Any, place: str) -> tuple[float, float]:
 def _number(given: Mapping[str, Any], place: str, name: str) -> float | None:
     """Return a parameter that may be missing."""
     value = given.get(name)
-    if value is not None and not is_number(value):
-        raise InvalidArgument(f"{place}.{name}", repr(value), "a number, or none")
-    return None if value is None else float(value)
+    if value is None:
+        return None
+    if not is_number(value) or not abs(value) <= sys.float_info.max:
+        raise InvalidArgument(f"{place}.{name}", repr(value), "a finite number, or none")
+    return float(value)
 
 
 def _dtype(config: object) -> str | None:

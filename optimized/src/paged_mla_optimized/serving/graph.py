@@ -11,13 +11,13 @@ import torch
 from paged_mla_optimized.api.layer import MlaLayer
 from paged_mla_optimized.api.paged_mla import PagedMla
 from paged_mla_optimized.api.planned import PlannedStep
-from paged_mla_optimized.config.arguments import check_kind
+from paged_mla_optimized.config.arguments import check_kind, each_of
 from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_optimized.serving.inputs import Bucket, StepInputs, StepView
-from paged_mla_optimized.tensors.latent_cache import Cache, is_of_format, tensors_of
+from paged_mla_optimized.tensors.latent_cache import Cache, LatentCache, is_of_format, tensors_of
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _WARM_UPS = 2
@@ -63,10 +63,11 @@ class GraphedStep(Uncopied):
         *,
         caches: Sequence[Cache] = (),
     ) -> None:
-        self._mlas = tuple(mlas)
+        self._mlas = each_of("mlas", mlas, PagedMla, MlaLayer)
+        check_kind("inputs", inputs, StepInputs)
         self._model_fn = model_fn
         self.inputs = inputs
-        self._caches = tuple(caches)
+        self._caches = each_of("caches", caches, torch.Tensor, LatentCache)
         self._switch = CheckSwitch(inputs.seq_lens.device)
         self.graph_bytes: dict[Bucket, int] = {}
         """Device memory that capturing each bucket took."""
@@ -90,12 +91,16 @@ class GraphedStep(Uncopied):
         Unsupported
             The inputs are on no GPU, and only a GPU has CUDA graphs.
         """
+        if buckets is not None:
+            buckets = each_of("buckets", buckets, Bucket)
+        if caches is not None:
+            caches = each_of("caches", caches, torch.Tensor, LatentCache)
         _check_device(self.inputs.seq_lens.device)
         buckets = self._ascending if buckets is None else sorted(set(buckets), key=_size)
         if not buckets:
             raise InvalidArgument("buckets", "none", "at least one")
         views = [self.inputs.view(bucket) for bucket in reversed(buckets)]
-        caches = self._caches if caches is None else tuple(caches)
+        caches = self._caches if caches is None else caches
         addresses = _addresses_of(caches)
         self._ascending, self._caches, self._addresses = buckets, caches, addresses
         self._forget()
@@ -232,5 +237,4 @@ def _addresses_of(caches: Sequence[Cache]) -> list[int]:
 
 
 def _size(bucket: Bucket) -> tuple[int, int, float]:
-    check_kind("buckets", bucket, Bucket)
     return bucket.size

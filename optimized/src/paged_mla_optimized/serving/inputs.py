@@ -155,6 +155,7 @@ class StepInputs:
         if integer("pad_seq_len", pad_seq_len) not in {0, 1}:
             raise InvalidArgument("pad_seq_len", pad_seq_len, "0 or 1")
         check_kind("config", config, MlaConfig)
+        check_kind("tokens", tokens, Mapping)
         check_int32("pad_block", pad_block)
         if table_width is not None:
             check_between(1, MAX_MODEL_LEN, table_width=table_width)
@@ -256,7 +257,9 @@ class StepInputs:
         """
         check_kind("step", step, MlaStep)
         check_kind("block_table", step.block_table, torch.Tensor)
-        tokens = {} if tokens is None else dict(tokens)
+        if tokens is not None:
+            check_kind("tokens", tokens, Mapping)
+        tokens = dict(tokens or {})
         self._check(step, tokens)
         if self._switch.is_on:
             slots = tokens.get("slot_mapping")
@@ -328,7 +331,10 @@ def _declaration(name: str, declared: Any) -> tuple[tuple[int, ...], torch.dtype
     """Return the shape, dtype and padding of a named tensor."""
     is_declared = isinstance(declared, (tuple, list)) and len(declared) in {2, 3}
     shape, dtype, padding = (*declared, None)[:3] if is_declared else (None, None, None)
-    if not isinstance(shape, (tuple, list)) or not isinstance(dtype, torch.dtype):
+    is_shape = isinstance(shape, (tuple, list)) and all(
+        isinstance(size, numbers.Integral) and size >= 0 for size in shape
+    )
+    if not is_shape or not isinstance(dtype, torch.dtype):
         raise InvalidArgument(name, repr(declared), "(shape, dtype) or (shape, dtype, padding)")
     default: float
     if dtype is torch.bool:

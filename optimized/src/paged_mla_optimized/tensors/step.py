@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_mla_optimized.config.arguments import device_of
+from paged_mla_optimized.config.arguments import device_of, integer
 from paged_mla_shared.errors import InvalidArgument
 
 _NO_BLOCK = -1  # fills the lines of a table on the host up to the longest one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RequestMap:
     """Where an engine keeps the slot of every token, in place of a block table.
 
@@ -124,9 +124,9 @@ class MlaStep:
         queries = lengths_of("query_lens", query_lens, None)
         num_rows = len(queries)
         keys = lengths_of("seq_lens", seq_lens, num_rows)
-        ends = queries.cumsum()
-        if num_rows and ends[-1] >= 2**31:
-            raise InvalidArgument("query_lens", f"{ends[-1]} in all", "at most 2 ** 31 - 1")
+        ends, sum_of_queries = queries.cumsum(), int(queries.sum())
+        if sum_of_queries >= 2**31:
+            raise InvalidArgument("query_lens", f"{sum_of_queries} in all", "at most 2 ** 31 - 1")
         is_given = isinstance(block_table, (torch.Tensor, RequestMap))
         table = _table_of("block_table", [[]] * num_rows if is_given else block_table, num_rows)
         # One copy: lengths and blocks lie behind each other, each part on 16 bytes.
@@ -146,7 +146,7 @@ class MlaStep:
             copied[first : num_rows + 1],
             copied[second : second + num_rows],
             on_device,
-            num_tokens=int(queries.sum()) if num_tokens is None else num_tokens,
+            num_tokens=sum_of_queries if num_tokens is None else integer("num_tokens", num_tokens),
             mask=mask,
             query_lens=queries.tolist(),
             max_seq_lens=keys.tolist(),
@@ -174,35 +174,49 @@ def lengths_of(name: str, given: Any, num_rows: int | None) -> NDArray[np.int64]
     InvalidArgument
         They are no integers from 0 to 2^31 - 1, or not one for each row.
     """
-    try:
-        array = np.asarray(given)
-    except (TypeError, ValueError):  # on a device, or of several lengths
-        kind = f"a {type(given).__name__}"
-        raise InvalidArgument(name, kind, "a sequence of integers on the host") from None
+    array = _array_of(name, given)
     if array.ndim != 1 or num_rows not in {None, len(array)}:
         allowed = "one for each row" if num_rows is None else f"one for each of {num_rows} rows"
         raise InvalidArgument(name, f"shape {array.shape}", allowed)
-    if array.size and array.dtype.kind not in "iu":
+    if array.size and not _has_integers(array):
         raise InvalidArgument(name, f"elements of {array.dtype}", "integers")
-    lengths = array.astype(np.int64)
-    unsigned = lengths.view(np.uint64)  # those below 0 are the largest
-    if unsigned.max(initial=0) >= 2**31:  # sums of such could pass int64
-        raise InvalidArgument(name, array[unsigned.argmax()], "0 to 2 ** 31 - 1")
-    return lengths
+    wrong = array[(array < 0) | (array >= 2**31)]  # sums of larger ones could pass int64
+    if wrong.size:
+        raise InvalidArgument(name, wrong[0], "0 to 2 ** 31 - 1")
+    return array.astype(np.int64)
+
+
+def _array_of(name: str, given: Any, place: str = "") -> NDArray[Any]:
+    """Return an array of what lies on the host, of any type; an error says at which place."""
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError, RuntimeError):  # on a device, or of several lengths
+        kind = f"a {type(given).__name__}{place}"
+        raise InvalidArgument(name, kind, "a sequence of integers on the host") from None
+
+
+def _has_integers(array: NDArray[Any]) -> bool:
+    """Return whether an array is one of integers, those that no type of NumPy holds included."""
+    if array.dtype.kind == "O":
+        return all(isinstance(value, int) for value in array.flat)
+    return array.dtype.kind in "iu"
 
 
 def _table_of(name: str, given: Any, num_rows: int) -> NDArray[np.int32]:
     """Return the block table of lines on the host, int32 [B, M], as wide as the longest line."""
-    if not isinstance(given, (Sequence, np.ndarray)) or len(given) != num_rows:
-        kind = f"{len(given)} lines" if isinstance(given, Sequence) else f"a {type(given).__name__}"
+    has_lines = isinstance(given, Sequence) or (isinstance(given, np.ndarray) and given.ndim > 0)
+    if not has_lines or len(given) != num_rows:
+        kind = f"{len(given)} lines" if has_lines else f"a {type(given).__name__}"
         raise InvalidArgument(name, kind, f"a line of blocks for each of {num_rows} rows")
     lines = []
     for row, line in enumerate(given):
-        blocks = np.asarray(line)
-        if blocks.ndim != 1 or (blocks.size and blocks.dtype.kind not in "iu"):
-            raise InvalidArgument(name, f"{line!r} in row {row}", "a sequence of integers")
-        if blocks.size and not -(2**31) <= int(blocks.min()) <= int(blocks.max()) < 2**31:
-            raise InvalidArgument(name, f"{int(blocks.max())} in row {row}", "int32")
+        place = f" in row {row}"
+        blocks = _array_of(name, line, place)
+        if blocks.ndim != 1 or (blocks.size and not _has_integers(blocks)):
+            raise InvalidArgument(name, f"{line!r}{place}", "a sequence of integers")
+        wrong = blocks[(blocks < -(2**31)) | (blocks >= 2**31)]
+        if wrong.size:
+            raise InvalidArgument(name, f"{wrong[0]}{place}", "int32")
         lines.append(blocks)
     table = np.full((num_rows, max(map(len, lines), default=0)), _NO_BLOCK, np.int32)
     for row, line in enumerate(lines):
