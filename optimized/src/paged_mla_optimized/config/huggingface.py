@@ -176,7 +176,8 @@ def _rotation(config: object, dims: MlaDims, pairing: RopePairing) -> tuple[Rope
 def _rope_parameters(config: object) -> tuple[str, Mapping[str, Any]]:
     """Return the dict of rope parameters, and where it stands.
 
-    Of two such dicts ``rope_scaling`` counts, as in transformers 5.24 (``RotaryEmbeddingConfigMixin``).
+    Of two such dicts ``rope_scaling`` counts, as in ``RotaryEmbeddingConfigMixin`` of transformers
+    5.24.
     """
     for name in ("rope_scaling", "rope_parameters"):
         given, place = _field(config, name), f"config.{name}"
