@@ -382,6 +382,14 @@ def draft_steps(device):
     return DraftSteps(**sizes, block_size=4, device=device)
 
 
+@pytest.mark.parametrize("device", [0.5, ["cpu"]])
+def test_what_is_no_device(device):
+    """Everything that takes a device says so in the same words."""
+    for make in (partial(StepInputs, config(), tokens={}), partial(PagedMla, config())):
+        with pytest.raises(InvalidArgument, match=r"device: got .*; allowed: a torch.device"):
+            make(device=device)
+
+
 @pytest.mark.parametrize(
     "make",
     [partial(StepInputs, config(), tokens={}), partial(ExtendWindow, 1, 1), draft_steps],

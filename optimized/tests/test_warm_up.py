@@ -252,6 +252,22 @@ def test_bytes_and_scales_stay(name):
         assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
 
 
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("request_map", torch.zeros(2, 256, dtype=torch.int32)),
+        ("request_ids", RequestMap(torch.zeros(2, 256, dtype=torch.int32), [0, 1])),
+    ],
+    ids=["a-table", "a-list"],
+)
+def test_what_is_no_request_map(argument, given):
+    """S-1: it is named before anything is launched."""
+    step = build((20, 3), table_multiple=4)
+    with pytest.raises(InvalidArgument) as error:
+        PagedMla(step.config, "cpu").warm_up(step.cache, given)
+    assert error.value.argument == argument
+
+
 def test_another_cache_is_refused():
     step = build((70, 1))
     with pytest.raises(InvalidArgument, match="cache"):

@@ -12,6 +12,7 @@ import torch
 
 from paged_mla_optimized.api.core import Core
 from paged_mla_optimized.api.planned import READERS
+from paged_mla_optimized.config.arguments import check_kind
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.tensors.latent_cache import Cache
 from paged_mla_optimized.tensors.masks import mask_buffer
@@ -21,6 +22,9 @@ from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 
 def warm_up(core: Core, cache: Cache, request_map: RequestMap | None) -> None:
     """Launch every kernel of plan, append, attend and readers; the planned step stays as it is."""
+    if request_map is not None:
+        check_kind("request_map", request_map, RequestMap)
+        check_kind("request_ids", request_map.request_ids, torch.Tensor)
     plan, config = core.new_plan(), core.config
     for query_len in core.query_lens():
         _plan(core, plan, request_map, num_rows=1, num_tokens=1, query_len=query_len)

@@ -130,10 +130,14 @@ def device_of(device: str | torch.device) -> torch.device:
 
     Raises
     ------
+    InvalidArgument
+        It is neither a device nor a name.
     Unsupported
         There is none of that name, or this build of torch does not know it.
     """
     try:
         return torch.empty(0, device=device).device
+    except TypeError:
+        raise InvalidArgument("device", repr(device), "a torch.device, or its name") from None
     except (AssertionError, RuntimeError) as error:
         raise Unsupported(f"device {device}: {str(error).splitlines()[0]}") from None

@@ -332,7 +332,7 @@ def _declaration(name: str, declared: Any) -> tuple[tuple[int, ...], torch.dtype
     is_declared = isinstance(declared, (tuple, list)) and len(declared) in {2, 3}
     shape, dtype, padding = (*declared, None)[:3] if is_declared else (None, None, None)
     is_shape = isinstance(shape, (tuple, list)) and all(
-        isinstance(size, numbers.Integral) and size >= 0 for size in shape
+        isinstance(size, numbers.Integral) and int(size) >= 0 for size in shape
     )
     if not is_shape or not isinstance(dtype, torch.dtype):
         raise InvalidArgument(name, repr(declared), "(shape, dtype) or (shape, dtype, padding)")
