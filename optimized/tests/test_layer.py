@@ -1,6 +1,7 @@
 """The layer between its projections, held against float64 attention over the same latents."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -533,6 +534,8 @@ def test_all_rows_are_absorbed_where_the_mask_is_not_causal():
     layer = MlaLayer(layer_config(step.config), "cpu")
     assert layer.config.room == 0
     plan(layer, step, absorbed_rows=2, **lens_of(step))
+    found = layer.explain(replace(step.described, **lens_of(step)))
+    assert (found.absorbed_rows, found.materialised_rows, found.parts) == (2, 0, 0)
     with pytest.raises(InvalidArgument, match="absorbed_rows"):
         plan(layer, step, absorbed_rows=1, **lens_of(step))
 

@@ -417,7 +417,7 @@ class MlaLayer(Planner):
             absorbed_rows=rows,
             materialised_rows=step.num_rows - rows,
             materialised_keys=num_keys,
-            parts=-(-num_keys // self.config.room),
+            parts=-(-num_keys // max(self.config.room, 1)),  # 0 where no row is materialised
         )
 
     def memory(self) -> list[Buffer]:
