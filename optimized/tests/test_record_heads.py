@@ -19,16 +19,22 @@ from paged_mla_shared.errors import Unsupported
 ROWS = ((20, 1), (30, 30), (40, 4))
 
 
-def layer_dump(folder: Path) -> Dump:
+TREE = {"mask": "tree:qlen", "max_draft_tokens": 32}
+
+
+def layer_dump(folder: Path, *, absorbed_rows: int = 1, **changes: object) -> Dump:
     """Return the dump of a layer: a row absorbed, the keys of two others in two parts."""
-    step = build(*ROWS, num_heads=HEADS, max_query_tokens=40)
+    step = build(*ROWS, num_heads=HEADS, max_query_tokens=40, **changes)
+    mask = None
+    if step.config.is_tree:  # chains
+        mask = torch.cat([torch.ones(q, q).tril().bool().flatten() for _, q in ROWS])
     step.cache.nan_to_num_(0.5)
     weights, generator = weights_of(HEADS), torch.Generator().manual_seed(0)
     latents = torch.randn(35, R + P, generator=generator)
     q = torch.randn(35, HEADS, N + P, generator=generator)
     layer = MlaLayer(layer_config(step.config, 40), "cpu")
     with record(layer, folder) as samples:
-        plan(layer, step, absorbed_rows=1, **lens_of(step))
+        plan(layer, step, absorbed_rows=absorbed_rows, mask=mask, **lens_of(step))
         layer.append(latents[:, :R], latents[:, R:], step.cache)
         layer.attend(q[..., :N], q[..., N:], step.cache, weights=weights)
     assert "attend" not in vars(layer)
@@ -90,6 +96,14 @@ def test_they_are_explained(tmp_path: Path):
         arrays = {**dump.arrays, f"{name}_lse": dump.arrays[f"{name}_lse"] / np.float32(np.log(2))}
         found = explanation.explain(Dump(problem=dump.problem, arrays=arrays))
         assert found.found.first.stage == name
+
+
+@pytest.mark.parametrize("changes", [{"mask": "non_causal"}, TREE], ids=["non-causal", "tree"])
+def test_a_layer_that_materialises_nothing_is_explained(tmp_path: Path, changes: dict[str, object]):
+    """S-21: it has no workspace, and a dump has one of legal size."""
+    explanation = import_or_skip("paged_mla_reference.explain.explanation")
+    dump = layer_dump(tmp_path, absorbed_rows=3, **changes)
+    assert explanation.explain(dump).verdict == "No rule is broken."
 
 
 def test_what_is_not_written_is_not_dumped(tmp_path: Path):

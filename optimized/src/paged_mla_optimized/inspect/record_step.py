@@ -233,11 +233,13 @@ class LayerRecorder(StepRecorder):
     def _asked(self, q_nope: torch.Tensor, *others: Any, **named: Any) -> dict[str, NDArray[Any]]:
         step: PlannedLayerStep = named["planned"]
         weights: HeadWeights = named["weights"] if not others else others[0]
+        # A layer that materialises no rows has none; rule S-21 knows no smaller one than this.
+        workspace = max(self._mla.config.room, self._config.max_query_tokens)
         return {
             "layer_q_nope": to_numpy_spread(q_nope),
             "kv_b_proj": to_numpy(weights.kv_b_proj),
             "absorbed_rows": np.array(step.absorbed_rows, np.int32),
-            "workspace": np.array(self._mla.config.room, np.int64),
+            "workspace": np.array(workspace, np.int64),
         }
 
     def _answered(self, out: torch.Tensor, lse: torch.Tensor) -> dict[str, NDArray[Any]]:
