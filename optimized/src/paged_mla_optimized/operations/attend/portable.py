@@ -128,4 +128,6 @@ def _shares(config: MlaConfig) -> int:
     """Return how many parts latents come in: in one, FP8 tiles would not fit into registers."""
     if not config.is_fp8:
         return 1
-    return config.stored.inline_scales or max(1, config.kv_lora_rank // _SHARE)
+    if config.scales == "inline":
+        return config.stored.inline_scales
+    return max(1, config.kv_lora_rank // _SHARE)
