@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import meddling
 import numpy as np
@@ -13,13 +14,18 @@ from running import FEW, NINE_HEADS, last_line, report_of, result_of
 
 from paged_mla_conformance.meta.mutants.backends import MutantBackend, mutant
 from paged_mla_conformance.meta.mutants.kill import kill
-from paged_mla_conformance.runners.protocol_guard import GuardedBackend, ProtocolBroken
+from paged_mla_conformance.runners.protocol_guard import (
+    GuardedBackend,
+    GuardedRunner,
+    ProtocolBroken,
+)
 from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.cases import GROUPS, PREFILLS
 from paged_mla_shared.dims import SMALL
+from paged_mla_shared.operation import Operation
 from paged_mla_shared.prefill_inputs import build_prefills
-from paged_mla_shared.problem import Output
+from paged_mla_shared.problem import Batch, Output
 
 
 def guarded(backend: str) -> GuardedBackend:
@@ -92,6 +98,22 @@ def test_what_the_protocol_does_not_have_is_named(backend: str, message: str):
     """S-20: a wrong type is said as that; whatever would end or excuse a test is an error."""
     with pytest.raises(ProtocolBroken, match=re.escape(message)):
         call_everything(guarded(backend))
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [([1, 2], "counts as a list"), (np.zeros((2, 1), np.int32), "counts with 2 axes")],
+)
+def test_a_result_may_be_one_array(found: object, message: str):
+    """S-20: an operation that is declared so, whoever made it up."""
+    count = Operation(name="count", takes=Batch, returns=np.ndarray, arrays={"counts": 1})
+    [case] = [c for c in GROUPS["decode"] if c.name == "h9"]
+    [stage] = Trial(MutantBackend(), case, SMALL, "float32").stages()
+    right = GuardedRunner(SimpleNamespace(count=lambda _: np.zeros(2, np.int32)), Counter())
+    assert right.call(count, stage.batch).tolist() == [0, 0]
+    wrong = GuardedRunner(SimpleNamespace(count=lambda _: found), Counter())
+    with pytest.raises(ProtocolBroken, match=f"count returned {message}"):
+        wrong.call(count, stage.batch)
 
 
 def test_an_exception_keeps_its_type_and_names_the_call():
