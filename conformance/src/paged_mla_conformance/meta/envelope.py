@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_shared.cases import CASES, MERGES, Case, MergeCase
+from paged_mla_shared.cases import PRODUCTION as OF_CASES
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.folders import make_folders
 from paged_mla_shared.problem import Mask
@@ -41,38 +42,10 @@ MEANINGS = {
     "partials": "partial answers merged at once",
 }
 
-_ALL = {"keys": 33000, "queries": 600, "rows": 300}
-
-PRODUCTION: dict[str, Envelope] = {
-    "metadata": {"keys": 131072, "queries": 600, "rows": 300, "tree": 64, "block ids": 2**16},
-    "append": {**_ALL, "tokens": 600, "block ids": 2**16},
-    "decode": {
-        "keys": 65536, "rows": 300, "row blocks": 65536, "heads": 128, "pairs": 16384,
-        "least scale": 1e-3, "most scale": 1e3,
-    },
-    "extend": {**_ALL, "pairs": 16384, "heads": 128},
-    "mixed": {**_ALL, "tokens": 800},
-    "verify": {"keys": 26000, "queries": 64, "rows": 130, "tree": 64, "heads": 64},
-    "empty": {"rows": 300, "padding": 512},
-    "exact": {"keys": 4096, "heads": 128},  # keys that several splits share
-    "layouts": {"keys": 33000},
-    "masks": {"keys": 33000, "queries": 64, "rows": 300, "tree": 64},
-    "causality": {"keys": 1700, "queries": 600},
-    "siblings": {"keys": 4096, "tree": 64},
-    "rope": {"keys": 131072, "theta": 1e6, "magnitude": 0.2, "tree": 8, "tokens": 600},
-    "large_offsets": {"block ids": 2**24},
-    "replay": {"keys": 16384, "queries": 600, "rows": 300, "tree": 64, "steps": 4},
-    "gather": {"keys": 33000, "queries": 600, "rows": 300},
-    "formats": {"keys": 150, "queries": 4, "rows": 128, "heads": 32},
-    "invariance": {"keys": 2048},
-    "deterministic": {"keys": 4096, "rows": 200, "heads": 128},
-    "queries": {"tokens": 600, "heads": 128, "pairs": 16384, "tree": 8},
-    "layer": {**_ALL, "tokens": 1200, "tree": 8, "steps": 3},
-    "prefill": {"keys": 8192, "queries": 600, "rows": 300, "heads": 128, "tokens": 2048},
-    "bounded": {"rows": 300, "tree": 10},
-    "merge": {"tokens": 600, "heads": 128, "partials": 130},
+PRODUCTION: dict[str, Mapping[str, float]] = {
+    **OF_CASES,
     "trace": {"keys": 1300, "queries": 600, "rows": 30},
-}  # fmt: skip
+}
 
 
 def envelopes() -> dict[str, Envelope]:

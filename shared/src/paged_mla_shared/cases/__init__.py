@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from paged_mla_shared.cases import (
     append,
+    bounded,
     causality,
     decode,
     deterministic,
@@ -17,8 +20,11 @@ from paged_mla_shared.cases import (
     layer,
     layouts,
     masks,
+    merge,
     metadata,
     mixed,
+    prefill,
+    queries,
     replay,
     rope,
     siblings,
@@ -36,31 +42,30 @@ from paged_mla_shared.cases.queries import CASES as QUERIES
 from paged_mla_shared.cases.queries import GROUP as QUERY
 from paged_mla_shared.cases.queries import QueryCase
 
-GROUPS: dict[str, tuple[Case, ...]] = {
-    module.GROUP: module.CASES
-    for module in (
-        metadata,
-        append,
-        decode,
-        extend,
-        mixed,
-        verify,
-        empty,
-        exact,
-        layouts,
-        masks,
-        causality,
-        siblings,
-        rope,
-        large_offsets,
-        replay,
-        gather,
-        formats,
-        invariance,
-        deterministic,
-        layer,
-    )
-}
+_STEPS = (
+    metadata,
+    append,
+    decode,
+    extend,
+    mixed,
+    verify,
+    empty,
+    exact,
+    layouts,
+    masks,
+    causality,
+    siblings,
+    rope,
+    large_offsets,
+    replay,
+    gather,
+    formats,
+    invariance,
+    deterministic,
+    layer,
+)
+
+GROUPS: dict[str, tuple[Case, ...]] = {module.GROUP: module.CASES for module in _STEPS}
 
 CASES: dict[str, tuple[Case, ...]] = {
     **GROUPS,
@@ -70,11 +75,18 @@ CASES: dict[str, tuple[Case, ...]] = {
 }
 """Those of :data:`GROUPS`, which are legal steps over a cache, those that need none, and others."""
 
+PRODUCTION: dict[str, Mapping[str, float]] = {
+    **{module.GROUP: module.PRODUCTION for module in (*_STEPS, queries, prefill, bounded)},
+    "merge": merge.PRODUCTION,
+}
+"""What production is known to need of each group: its cases reach these sizes."""
+
 __all__ = [
     "CASES",
     "GROUPS",
     "MERGES",
     "PREFILLS",
+    "PRODUCTION",
     "QUERIES",
     "Case",
     "IllegalCase",

@@ -8,6 +8,7 @@ from paged_mla_shared.cases.mixed import CONTINUE_MANY, CONTINUE_ONE, DECODE, FR
 from paged_mla_shared.problem import Mask, Rope, RopePairing
 
 GROUP = "append"
+PRODUCTION = {"keys": 33000, "queries": 600, "rows": 300, "tokens": 600, "block ids": 2**16}
 
 _ROWS = (FRESH, CONTINUE_ONE, PADDED, CONTINUE_MANY, DECODE)
 

@@ -9,6 +9,7 @@ from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
 
 GROUP = "bounded"
+PRODUCTION = {"rows": 300, "tree": 10}
 MOST, LEAST = 2**31 - 1, -(2**31)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from paged_mla_shared.cases.case import Case, Row
 
 GROUP = "causality"
+PRODUCTION = {"keys": 1700, "queries": 600}
 
 
 def _causal(name: str, why: str, rows: tuple[Row, ...], num_heads: int) -> Case:

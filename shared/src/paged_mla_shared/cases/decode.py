@@ -7,6 +7,15 @@ from typing import Any
 from paged_mla_shared.cases.case import Case, Row
 
 GROUP = "decode"
+PRODUCTION = {
+    "keys": 2**16,
+    "rows": 300,
+    "row blocks": 2**16,
+    "heads": 128,
+    "pairs": 16384,
+    "least scale": 0.001,
+    "most scale": 1000.0,
+}
 
 HEADS = (1, 2, 3, 6, 8, 9, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 BLOCK_SIZES = (1, 16, 32, 64, 128, 256)

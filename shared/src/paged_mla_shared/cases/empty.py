@@ -5,6 +5,7 @@ from __future__ import annotations
 from paged_mla_shared.cases.case import Row, TableTail, in_group
 
 GROUP = "empty"
+PRODUCTION = {"rows": 300, "padding": 512}
 
 _empty = in_group(GROUP, "S-2", "S-6", "S-9", num_heads=6, features=("padding",))
 

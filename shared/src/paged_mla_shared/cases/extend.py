@@ -5,6 +5,7 @@ from __future__ import annotations
 from paged_mla_shared.cases.case import Row, in_group
 
 GROUP = "extend"
+PRODUCTION = {"keys": 33000, "queries": 600, "rows": 300, "pairs": 16384, "heads": 128}
 
 _extend = in_group(GROUP, "S-2", "S-4", "S-5", "S-7", "S-9")
 

@@ -11,6 +11,7 @@ from paged_mla_shared.cases.rope import UNEQUAL
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
 GROUP = "formats"
+PRODUCTION = {"keys": 150, "queries": 4, "rows": 128, "heads": 32}
 
 _ROWS = (Row(37, 37), Row(0, 1), Row(75, 3), Row(100, 1))
 _DECODE = (Row(150, 1), Row(64, 1), Row(33, 1))

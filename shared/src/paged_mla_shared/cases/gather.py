@@ -5,6 +5,7 @@ from __future__ import annotations
 from paged_mla_shared.cases.case import Row, in_group
 
 GROUP = "gather"
+PRODUCTION = {"keys": 33000, "queries": 600, "rows": 300}
 
 _gather = in_group(GROUP, "S-1", "S-9", num_heads=1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from paged_mla_shared.cases.case import Row, in_group
 
 GROUP = "invariance"
+PRODUCTION = {"keys": 2048}
 
 _invariant = in_group(GROUP, "S-17", "S-19", "S-20", num_heads=6, features=("explicit_slots",))
 

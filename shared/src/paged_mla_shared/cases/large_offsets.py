@@ -5,6 +5,7 @@ from __future__ import annotations
 from paged_mla_shared.cases.case import Row, in_group
 
 GROUP = "large_offsets"
+PRODUCTION = {"block ids": 2**24}
 
 _SIZES = (("2g", 2**31), ("4g", 2**32))
 

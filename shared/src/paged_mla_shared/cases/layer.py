@@ -8,6 +8,7 @@ from paged_mla_shared.cases.case import Case, Row, SlotOrder
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 GROUP = "layer"
+PRODUCTION = {"keys": 33000, "queries": 600, "rows": 300, "tokens": 1200, "tree": 8, "steps": 3}
 
 
 def _layer(name: str, why: str, *rows: Row, **more: Any) -> Case:

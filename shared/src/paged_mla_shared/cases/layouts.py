@@ -6,6 +6,7 @@ from paged_mla_shared.cases.case import Row, TableTail, in_group
 from paged_mla_shared.problem import Mask, MaskSpelling
 
 GROUP = "layouts"
+PRODUCTION = {"keys": 33000}
 
 _ROWS = (Row(1, 1), Row(64, 3), Row(65, 1), Row(150, 20))
 _DECODE = (Row(1, 1), Row(65, 1), Row(150, 1))

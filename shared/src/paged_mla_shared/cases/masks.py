@@ -8,6 +8,7 @@ from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
 
 GROUP = "masks"
+PRODUCTION = {"keys": 33000, "queries": 64, "rows": 300, "tree": 64}
 
 _TREES = (Row(70, 8), Row(3, 3), Row(140, 12))
 

@@ -11,6 +11,8 @@ import numpy as np
 from paged_mla_shared.problem import Output
 from paged_mla_shared.strides import strided
 
+PRODUCTION = {"tokens": 600, "heads": 128, "partials": 130}
+
 
 class Part(StrEnum):
     """What one partial holds."""

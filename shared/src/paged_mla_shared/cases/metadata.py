@@ -8,6 +8,7 @@ from paged_mla_shared.cases.mixed import CONTINUE_MANY, CONTINUE_ONE, DECODE, FR
 from paged_mla_shared.problem import Mask
 
 GROUP = "metadata"
+PRODUCTION = {"keys": 131072, "queries": 600, "rows": 300, "tree": 64, "block ids": 2**16}
 
 _metadata = in_group(GROUP, "S-1", "S-2", "S-3", num_heads=1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from paged_mla_shared.cases.case import Row, in_group
 
 GROUP = "mixed"
+PRODUCTION = {"keys": 33000, "queries": 600, "rows": 300, "tokens": 800}
 
 FRESH = Row(37, 37)
 CONTINUE_ONE = Row(65, 1)

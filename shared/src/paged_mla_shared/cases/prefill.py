@@ -10,6 +10,7 @@ from paged_mla_shared.dims import DEEPSEEK_V3, GLM_4_7_FLASH, MlaDims
 from paged_mla_shared.problem import Problem
 
 GROUP = "prefill"
+PRODUCTION = {"keys": 8192, "queries": 600, "rows": 300, "heads": 128, "tokens": 2048}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from paged_mla_shared.cases.rope import UNEQUAL
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 GROUP = "queries"
+PRODUCTION = {"tokens": 600, "heads": 128, "pairs": 16384, "tree": 8}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
 
 GROUP = "replay"
+PRODUCTION = {"keys": 16384, "queries": 600, "rows": 300, "tree": 64, "steps": 4}
 
 
 def _decode(*seq_lens: int) -> tuple[Row, ...]:

@@ -8,6 +8,7 @@ from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 GROUP = "rope"
+PRODUCTION = {"keys": 131072, "theta": 1000000.0, "magnitude": 0.2, "tree": 8, "tokens": 600}
 
 YARN = Yarn(factor=40.0, original_max_position=64)
 

@@ -6,6 +6,7 @@ from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.problem import Mask
 
 GROUP = "siblings"
+PRODUCTION = {"keys": 4096, "tree": 64}
 
 
 def _tree(name: str, why: str, tree: Tree, rows: tuple[Row, ...], num_heads: int = 8) -> Case:

@@ -8,6 +8,7 @@ from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.problem import Mask, MaskSpelling
 
 GROUP = "verify"
+PRODUCTION = {"keys": 26000, "queries": 64, "rows": 130, "tree": 64, "heads": 64}
 
 
 def _chain(name: str, why: str, rows: tuple[Row, ...], num_heads: int | None = None) -> Case:
