@@ -48,10 +48,10 @@ from paged_mla_optimized.kernels.hopper.keys import (
 from paged_mla_optimized.kernels.hopper.pairs import (
     partial_pairs,
     query_pairs,
-    sees,
     state_pairs,
     state_stored,
     taken_pairs,
+    without_unseen,
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope, RopeTables, stage_q_pe
 from paged_mla_optimized.kernels.hopper.softmax import FLOOR, raised
@@ -141,11 +141,7 @@ def _attend_tiles(
         scores = warpgroup_mma_wait(0, deps=[scores])
         if tile >= segment.tile_edge:
             key = tile * TILE_N + axes.key
-            visible = sees(
-                step, key[:, None], segment.seq_len, segment.context_len, pairs.index[None, :],
-                pairs.token[None, :], pairs.live[None, :],
-            )  # fmt: skip
-            scores = gl.where(visible, scores, float("-inf"))
+            scores = without_unseen(step, segment, scores, key, pairs, 0)
         new_peak = raised(peak, gl.max(scores, 0) * scale)
         weights = gl.exp2(scores * scale - new_peak[None, :])
         staged.weights.index(0).store(weights.to(dtype))

@@ -48,8 +48,7 @@ from paged_mla_optimized.kernels.hopper.keys import (
     tile_arrivals,
 )
 from paged_mla_optimized.kernels.hopper.pairs import (
-    query_pairs,
-    sees,
+    masked,
     state_pairs,
     state_stored,
     taken_pairs,
@@ -390,13 +389,7 @@ def _attend_tiles(
             factor = key_scale * unlifted
         words = _load_values(keys, 0, WORDS, KEYS)
         if tile >= segment.tile_edge:
-            key = tile * TILE_N + gl.arange(0, TILE_N, layout=key_layout)
-            pairs = query_pairs(step, segment, s_pair)
-            visible = sees(
-                step, key[:, None], seq_len, segment.context_len, pairs.index[None, :],
-                pairs.token[None, :], pairs.live[None, :],
-            )  # fmt: skip
-            s = gl.where(visible, s, float("-inf"))
+            s = masked(step, segment, s, tile, 0)
         scale = staged.scales.load(s_pair)
         peak = peaks.load(s_pair)
         # Peaks rise seldom: that one must is seen on the way, and then the weights are made anew.

@@ -40,12 +40,12 @@ from paged_mla_optimized.kernels.common.segments import (
 )
 from paged_mla_optimized.kernels.common.token_head import Answers, Lines, Partials, line_at
 from paged_mla_optimized.kernels.hopper.async_rows import copy_queries
+from paged_mla_optimized.kernels.hopper.halves import Bars, bar_at, bars_in, copy_half
 from paged_mla_optimized.kernels.hopper.keys import (
     Geometry,
     Keys,
     arrivals,
     clear_tail,
-    copy_tile,
     first_row,
     next_stage,
     stage_behind,
@@ -53,9 +53,9 @@ from paged_mla_optimized.kernels.hopper.keys import (
 )
 from paged_mla_optimized.kernels.hopper.pairs import (
     kept_pairs,
+    masked,
     partial_pairs,
     query_pairs,
-    sees,
     state_pairs,
     state_stored,
     taken_pairs,
@@ -70,25 +70,30 @@ from paged_mla_optimized.kernels.hopper.softmax import (
 )
 
 _SLOTS = gl.constexpr(3)
-# Offsets of the barriers in their array, three slots each but for the last.
-_FULL = gl.constexpr(0)
-_WEIGHED = gl.constexpr(3)
-_GO = gl.constexpr(6)
-_LEFT = gl.constexpr(9)
-_SUMMED = gl.constexpr(12)
-_TURNED = gl.constexpr(13)
+_BARS = gl.constexpr(4 * _SLOTS + 2)
+
+
+class _Bars(NamedTuple):
+    """The barriers, of each slot but for the last two."""
+
+    full: Bars
+    weighed: Bars
+    go: Bars
+    left: Bars
+    summed: Bars  # what scales the answers is stored
+    turned: Bars  # the right half has rotated the queries
 
 
 class _Staged(NamedTuple):
     """What the roles share in shared memory."""
 
-    ckv: gl.shared_memory_descriptor  # [3, 64, 512]
-    k_pe: gl.shared_memory_descriptor  # [3, 64, 64]; then the weights
-    keeps: gl.shared_memory_descriptor  # bfloat16 [3, 64]: what is kept of the sums so far
+    ckv: gl.shared_memory_descriptor  # [_SLOTS, 64, 512]
+    k_pe: gl.shared_memory_descriptor  # [_SLOTS, 64, 64]; then the weights
+    keeps: gl.shared_memory_descriptor  # bfloat16 [_SLOTS, 64]: what is kept of the sums so far
     sums: gl.shared_memory_descriptor  # float32 [64]: what scales the answers
     q_pe: gl.shared_memory_descriptor  # [64, 64]
     q_last: gl.shared_memory_descriptor  # [64, 16]
-    bars: gl.shared_memory_descriptor
+    bars: _Bars
 
 
 class _Queries(NamedTuple):
@@ -118,11 +123,10 @@ def _weigh_tiles(
     """Store the weights of key tiles; return peak [64] and own sums [64, 4], theirs included."""
     bars = staged.bars
     dtype: gl.constexpr = staged.ckv.dtype
-    pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     own_layout: gl.constexpr = gl.SliceLayout(1, total.type.layout)
     for visit in range(segment.tile_begin, segment.tile_end):
         tile = tile_of_visit(step, segment, visit)
-        mbarrier.wait(bars.index(_FULL + slot), phase)
+        mbarrier.wait(bar_at(bars.full, slot), phase)
         if BOX == 0:  # not copied by the engine that reads it next
             fence_async_shared()
         keys = staged.ckv.index(slot)
@@ -139,16 +143,10 @@ def _weigh_tiles(
         )
         s = warpgroup_mma(staged.q_pe, staged.k_pe.index(slot).permute((1, 0)), s, is_async=True)
         peak = warpgroup_mma_wait(6, deps=[peak])  # returns once the last product is queued
-        mbarrier.arrive(bars.index(_GO + slot))
+        mbarrier.arrive(bar_at(bars.go, slot))
         s = warpgroup_mma_wait(0, deps=[s])
         if tile >= segment.tile_edge:
-            key = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
-            pairs = query_pairs(step, segment, pair_layout)
-            visible = sees(
-                step, key[None, :], segment.seq_len, segment.context_len, pairs.index[:, None],
-                pairs.token[:, None], pairs.live[:, None],
-            )  # fmt: skip
-            s = gl.where(visible, s, float("-inf"))
+            s = masked(step, segment, s, tile, 1)
         new_peak = raised_by_steps(peak, _highest(s), scale)
         keep = gl.exp2(peak - new_peak)
         weights = gl.exp2(s * scale - new_peak[:, None])
@@ -157,7 +155,7 @@ def _weigh_tiles(
         staged.k_pe.index(slot).store(weights.to(dtype))
         staged.keeps.index(slot).store(keep.to(gl.bfloat16))
         fence_async_shared()
-        mbarrier.arrive(bars.index(_WEIGHED + slot))
+        mbarrier.arrive(bar_at(bars.weighed, slot))
         slot, phase = next_stage(slot, phase, _SLOTS)
     return peak, total, slot, phase
 
@@ -167,7 +165,7 @@ def _hand_over(peak, total, staged):
     """Hand the sums of weights [64] to both halves; return the lse."""
     is_empty = total == 0.0
     staged.sums.store(gl.where(is_empty, 0.0, 1.0 / total))
-    mbarrier.arrive(staged.bars.index(_SUMMED))
+    mbarrier.arrive(bar_at(staged.bars.summed))
     return gl.where(is_empty, float("-inf"), lse_of(peak, total))
 
 
@@ -185,11 +183,11 @@ def _weigh(
     slot = 0
     phase = 0
     odd = 0
-    mbarrier.arrive(bars.index(_GO))
+    mbarrier.arrive(bar_at(bars.go))
     while unit < end:
         segment = find_segment(step, unit, end, row)
         row = segment.row
-        mbarrier.wait(bars.index(_FULL + slot), phase)
+        mbarrier.wait(bar_at(bars.full, slot), phase)
         lines = staged.ckv.index(slot)
         for first in gl.static_range(0, 512, 256):
             copy_queries(step, segment, q_nope, lines.slice(first, 256, dim=1), first, 256)
@@ -207,18 +205,18 @@ def _weigh(
             lines.slice(480, 16, dim=1).load(operand),
         )
         fence_async_shared()
-        mbarrier.arrive(bars.index(_WEIGHED + slot))
+        mbarrier.arrive(bar_at(bars.weighed, slot))
         slot, phase = next_stage(slot, phase, _SLOTS)
         if ROPE != "none":
-            mbarrier.wait(bars.index(_TURNED), odd)
+            mbarrier.wait(bar_at(bars.turned), odd)
             odd ^= 1
 
         peak, totals = begin_weighing(step, segment, answers, layout, 1)
         peak, total, slot, phase = _weigh_tiles(
             step, segment, peak, totals[0], q, staged, slot, phase, scale, BOX, layout
         )
-        mbarrier.arrive(bars.index(_GO + slot))
-        mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
+        mbarrier.arrive(bar_at(bars.go, slot))
+        mbarrier.wait(bar_at(bars.full, slot), phase)  # the sums before these have been read
         lse = _hand_over(peak, gl.convert_layout(gl.sum(total, 1), pair_layout), staged)
         if step.FIXED_SPLITS > 0 and segment.is_left:
             leave_weighing(step, peak, (total,), answers)
@@ -239,17 +237,6 @@ def _begin_summing(step, segment, answers, column, HALF: gl.constexpr, layout: g
 
 
 @gluon.jit
-def _ask_for(keys, staged, slot, at, table_row_ptr, tile, seq_len, HALF: gl.constexpr):
-    """Ask for one half of a key tile; the right one brings its k_pe."""
-    FIRST: gl.constexpr = 256 * HALF
-    copy_tile(
-        keys, staged.ckv.index(slot).slice(FIRST, 256, dim=1), staged.k_pe.index(slot),
-        staged.bars.index(_FULL + slot), at, table_row_ptr, tile, seq_len, 512, FIRST, 256,
-        HALF == 1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def _sum_tiles(
     step, segment, acc, keys, staged, table_row_ptr, slot, phase, HALF: gl.constexpr,
     layout: gl.constexpr,
@@ -262,9 +249,9 @@ def _sum_tiles(
     seq_len = segment.seq_len
     for visit in range(segment.tile_begin, segment.tile_end):
         tile = tile_of_visit(step, segment, visit)
-        ahead = tile_of_visit(step, segment, visit + 3)
+        ahead = tile_of_visit(step, segment, visit + _SLOTS)
         at = first_row(keys, table_row_ptr, ahead, seq_len, 64)
-        mbarrier.wait(bars.index(_WEIGHED + slot), phase)
+        mbarrier.wait(bar_at(bars.weighed, slot), phase)
         if gl.min(staged.keeps.index(slot).load(all_pairs).to(gl.float32), 0) < 1.0:
             keep = staged.keeps.index(slot).load(pair_layout).to(gl.float32)
             acc = acc * keep[:, None]
@@ -275,17 +262,17 @@ def _sum_tiles(
             clear_tail(values, seq_len - tile * 64, 64, 256, 4)
             fence_async_shared()
         next_slot, next_phase = stage_behind(slot, phase, _SLOTS)
-        mbarrier.wait(bars.index(_GO + next_slot), next_phase)
+        mbarrier.wait(bar_at(bars.go, next_slot), next_phase)
         acc = warpgroup_mma(staged.k_pe.index(slot), values, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         if HALF == 0:
-            mbarrier.arrive(bars.index(_LEFT + slot))
+            mbarrier.arrive(bar_at(bars.left, slot))
         else:
-            mbarrier.wait(bars.index(_LEFT + slot), phase)
-        if visit + 3 < segment.tile_end:
-            _ask_for(keys, staged, slot, at, table_row_ptr, ahead, seq_len, HALF)
-        if visit + 3 == segment.tile_end:
-            mbarrier.arrive(bars.index(_FULL + slot), count=loads)
+            mbarrier.wait(bar_at(bars.left, slot), phase)
+        if visit + _SLOTS < segment.tile_end:
+            copy_half(keys, staged, slot, at, table_row_ptr, ahead, seq_len, HALF)
+        if visit + _SLOTS == segment.tile_end:
+            mbarrier.arrive(bar_at(bars.full, slot), count=loads)
         slot = next_slot
         phase = next_phase
     return acc, slot, phase
@@ -322,7 +309,7 @@ def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
     slot = 0
     phase = 0
     odd = 0
-    mbarrier.arrive(bars.index(_FULL), count=loads)
+    mbarrier.arrive(bar_at(bars.full), count=loads)
     while unit < end:
         segment = find_segment(step, unit, end, row)
         row = segment.row
@@ -335,29 +322,29 @@ def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
         target = slot
         if HALF == 1:
             loaded = load_q_pe(step, segment, q_pe, rope, 64, 4)  # ahead of the first keys
-        for ahead in gl.static_range(3):
-            if ahead == 2:  # where the queries are staged
+        for ahead in gl.static_range(_SLOTS):
+            if ahead == _SLOTS - 1:  # where the queries are staged
                 if HALF == 1 and rope.ROPE != "none":
                     staged.q_pe.store(rotated(loaded, rope))
                     fence_async_shared()
-                    mbarrier.arrive(bars.index(_TURNED))
-                mbarrier.wait(bars.index(_WEIGHED + q_slot), q_phase)
+                    mbarrier.arrive(bar_at(bars.turned))
+                mbarrier.wait(bar_at(bars.weighed, q_slot), q_phase)
                 if HALF == 0:
-                    mbarrier.arrive(bars.index(_LEFT + q_slot))
+                    mbarrier.arrive(bar_at(bars.left, q_slot))
             if tile_begin + ahead < tile_end:
                 tile = tile_of_visit(step, segment, tile_begin + ahead)
                 at = first_row(keys, table_row_ptr, tile, segment.seq_len, 64)
-                _ask_for(keys, staged, target, at, table_row_ptr, tile, segment.seq_len, HALF)
+                copy_half(keys, staged, target, at, table_row_ptr, tile, segment.seq_len, HALF)
             if tile_begin + ahead == gl.maximum(tile_end, tile_begin):
-                mbarrier.arrive(bars.index(_FULL + target), count=loads)  # for the next queries
-            target = gl.where(target == 2, 0, target + 1)
+                mbarrier.arrive(bar_at(bars.full, target), count=loads)  # for the next queries
+            target = gl.where(target == _SLOTS - 1, 0, target + 1)
 
         column = 256 * HALF + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
         acc = _begin_summing(step, segment, answers, column, HALF, layout)
         acc, slot, phase = _sum_tiles(
             step, segment, acc, keys, staged, table_row_ptr, slot, phase, HALF, layout
         )
-        mbarrier.wait(bars.index(_SUMMED), odd)
+        mbarrier.wait(bar_at(bars.summed), odd)
         odd ^= 1
         if step.FIXED_SPLITS > 0 and segment.is_left:
             at = state_pairs(gl.program_id(0), 64, pair_layout)
@@ -374,20 +361,19 @@ def _decode(step, keys, q_nope, q_pe, rope, answers, softmax_scale):
     dtype: gl.constexpr = q_nope.ptr.dtype.element_ty
     rows_layout: gl.constexpr = keys.ckv_desc.layout
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    ckv = gl.allocate_shared_memory(dtype, [3, 64, 512], rows_layout)
-    k_pe = gl.allocate_shared_memory(dtype, [3, 64, 64], rows_layout)
-    keeps = gl.allocate_shared_memory(gl.bfloat16, [3, 64], flat)
+    ckv = gl.allocate_shared_memory(dtype, [_SLOTS, 64, 512], rows_layout)
+    k_pe = gl.allocate_shared_memory(dtype, [_SLOTS, 64, 64], rows_layout)
+    keeps = gl.allocate_shared_memory(gl.bfloat16, [_SLOTS, 64], flat)
     sums = gl.allocate_shared_memory(gl.float32, [64], flat)
     staged_pe = gl.allocate_shared_memory(dtype, [64, 64], rows_layout)
     staged_last = gl.allocate_shared_memory(dtype, [64, 16], gl.NVMMASharedLayout(32, 16, 2))
-    bars = gl.allocate_shared_memory(gl.int64, [14, 1], mbarrier.MBarrierLayout())
+    array = gl.allocate_shared_memory(gl.int64, [_BARS, 1], mbarrier.MBarrierLayout())
+    bars = _Bars(*bars_in(array, _SLOTS))
     staged = _Staged(ckv, k_pe, keeps, sums, staged_pe, staged_last, bars)
-    loads: gl.constexpr = arrivals(keys.BOX)
-    for bar in gl.static_range(14):
-        if bar < _WEIGHED:
-            mbarrier.init(bars.index(bar), count=2 * loads)
-        else:
-            mbarrier.init(bars.index(bar), count=1)
+    for slot in gl.static_range(_SLOTS):
+        mbarrier.init(bar_at(bars.full, slot), count=2 * arrivals(keys.BOX))
+    for bar in gl.static_range(_SLOTS, _BARS):
+        mbarrier.init(array.index(bar), count=1)
     fence_async_shared()
     gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
     gdc_launch_dependents()

@@ -51,8 +51,7 @@ from paged_mla_optimized.kernels.hopper.keys import (
     tile_arrivals,
 )
 from paged_mla_optimized.kernels.hopper.pairs import (
-    query_pairs,
-    sees,
+    masked,
     state_pairs,
     state_stored,
     taken_pairs,
@@ -263,18 +262,6 @@ def _spread(own):
     return gl.convert_layout(beside, _BY_PAIR, assert_trivial=True)
 
 
-@gluon.jit
-def _masked(step, segment, s, tile):
-    """Return scores [64, 64] of a key tile, those of keys that a query does not see -inf."""
-    key = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, _BY_PAIR))
-    pairs = query_pairs(step, segment, gl.SliceLayout(1, _BY_PAIR))
-    visible = sees(
-        step, key[None, :], segment.seq_len, segment.context_len, pairs.index[:, None],
-        pairs.token[:, None], pairs.live[:, None],
-    )  # fmt: skip
-    return gl.where(visible, s, float("-inf"))
-
-
 # 0 and 1: the new peak, and whether one of the warp's may have risen; 2 to 4: the highest of what a
 # lane holds of its pair's scores, the peak, and what scores may reach before it rises.
 _RAISE = gl.constexpr("""{
@@ -332,7 +319,7 @@ def _weigh(step, segment, tile, peak, sums, scale, staged, stage, scales):
     """
     s = staged.s.load(_BY_PAIR)
     if tile >= segment.tile_edge:
-        s = _masked(step, segment, s, tile)
+        s = masked(step, segment, s, tile, 1)
     highest = _own_highest(s) * scale
     EARLY: gl.constexpr = scales.SHARES > 1
     if scales.SCALES == "scalar":

@@ -54,6 +54,28 @@ def sees(step, key, seq_len, context_len, index, token, live):
 
 
 @gluon.jit
+def without_unseen(step, segment, scores, key, pairs, KEY_AXIS: gl.constexpr):
+    """Return scores, those of keys that a query does not see -inf."""
+    PAIR_AXIS: gl.constexpr = 1 - KEY_AXIS
+    visible = sees(
+        step, key.expand_dims(PAIR_AXIS), segment.seq_len, segment.context_len,
+        pairs.index.expand_dims(KEY_AXIS), pairs.token.expand_dims(KEY_AXIS),
+        pairs.live.expand_dims(KEY_AXIS),
+    )  # fmt: skip
+    return gl.where(visible, scores, float("-inf"))
+
+
+@gluon.jit
+def masked(step, segment, scores, tile, KEY_AXIS: gl.constexpr):
+    """Return what ``without_unseen`` does of the scores of a key tile, whose pairs it finds."""
+    layout: gl.constexpr = scores.type.layout
+    key_layout: gl.constexpr = gl.SliceLayout(1 - KEY_AXIS, layout)
+    key = tile * step.TILE_N + gl.arange(0, step.TILE_N, layout=key_layout)
+    pairs = query_pairs(step, segment, gl.SliceLayout(KEY_AXIS, layout))
+    return without_unseen(step, segment, scores, key, pairs, KEY_AXIS)
+
+
+@gluon.jit
 def partial_pairs(step, segment, layout: gl.constexpr):
     """Return where the pairs of a segment's partial lie."""
     tile = partial_of_segment(step, segment, step.FIXED_SPLITS)
