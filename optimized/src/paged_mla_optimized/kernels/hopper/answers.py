@@ -37,7 +37,7 @@ def _store_columns(out, buffer, base_ptr, at, live, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def store_whole(step, segment, parts, buffers, lse, answers):
+def _store_whole(step, segment, parts, buffers, lse, answers):
     """Store the answers of a query tile, in parts of columns, each through a buffer of its own."""
     layout: gl.constexpr = gl.SliceLayout(1, _lines(answers.out.ptr.dtype.element_ty))
     pairs = query_pairs(step, segment, layout)
@@ -50,7 +50,7 @@ def store_whole(step, segment, parts, buffers, lse, answers):
 
 
 @gluon.jit
-def store_partial(step, segment, parts, buffer, lse, answers):
+def _store_partial(step, segment, parts, buffer, lse, answers):
     """Store the partial answers of a query tile, in parts of columns, each through the buffer."""
     layout: gl.constexpr = gl.SliceLayout(1, _lines(gl.float32))
     WIDTH: gl.constexpr = parts[0].shape[0]
@@ -60,3 +60,36 @@ def store_partial(step, segment, parts, buffer, lse, answers):
     for part in gl.static_range(len(parts)):
         _store_columns(parts[part], buffer, answers.partial_out_ptr, at, kept, part * WIDTH)
     gl.store(answers.partial_lse_ptr + pair, gl.convert_layout(lse, layout), mask=kept)
+
+
+@gluon.jit
+def _buffers(parts, buffer):
+    """Return a buffer for each part of whole answers: of two, half of the `buffer` [2, ...]."""
+    if len(parts) == 1:
+        buffers = (buffer,)
+    else:
+        buffers = (buffer.index(0), buffer.index(1))
+    return buffers
+
+
+@gluon.jit
+def _halves(parts):
+    """Return the parts in two, which is what the buffer holds of float32."""
+    halves = parts
+    if len(parts) == 1:
+        out = parts[0]
+        halves = out.reshape([2, out.shape[0] // 2, out.shape[1]]).permute((1, 2, 0)).split()
+    return halves
+
+
+@gluon.jit
+def store_answers(step, segment, parts, buffer, lse, answers):
+    """Store the answers [R, pairs] of a query tile, or keep them as its partial.
+
+    They come in one part or as lower and upper columns, and leave through `buffer`, which is that
+    of the queries: no product reads those any more.
+    """
+    if segment.is_whole:
+        _store_whole(step, segment, parts, _buffers(parts, buffer), lse, answers)
+    else:
+        _store_partial(step, segment, _halves(parts), buffer, lse, answers)

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
+from paged_mla_optimized.kernels.common.logarithms import LOG2_E
 from paged_mla_optimized.kernels.common.schedule import VARYING, Work
 from paged_mla_optimized.kernels.common.segments import (
     Step,
@@ -54,7 +54,12 @@ from paged_mla_optimized.kernels.hopper.pairs import (
     without_unseen,
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope, RopeTables, stage_q_pe
-from paged_mla_optimized.kernels.hopper.softmax import FLOOR, raised
+from paged_mla_optimized.kernels.hopper.softmax import (
+    FLOOR,
+    answer_factor,
+    answer_lse,
+    raised,
+)
 
 
 class _Staged(NamedTuple):
@@ -166,8 +171,8 @@ def _store_answers(step, segment, pairs, axes, acc, peak, sums, answers):
     pair_layout: gl.constexpr = peak.type.layout
     total = gl.sum(sums, 0)
     is_empty = total == 0.0
-    out = acc * gl.where(is_empty, 0.0, 1.0 / total)[None, :]
-    lse = gl.where(is_empty, float("-inf"), lse_of(peak, total))
+    out = acc * answer_factor(is_empty, total)[None, :]
+    lse = answer_lse(is_empty, peak, total)
     if segment.is_whole:
         line = line_at(answers.out, pairs.token, pairs.head)
         out_at = answers.out.ptr + line[None, :] + axes.column[:, None]

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
+from paged_mla_optimized.kernels.common.logarithms import LOG2_E
 from paged_mla_optimized.kernels.common.schedule import VARYING, Work
 from paged_mla_optimized.kernels.common.segments import (
     Step,
@@ -34,7 +34,7 @@ from paged_mla_optimized.kernels.common.segments import (
     tile_of_visit,
 )
 from paged_mla_optimized.kernels.common.token_head import Answers, Lines, Partials
-from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
+from paged_mla_optimized.kernels.hopper.answers import store_answers
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
     Geometry,
@@ -62,7 +62,14 @@ from paged_mla_optimized.kernels.hopper.queries import (
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope, RopeTables
 from paged_mla_optimized.kernels.hopper.scale_groups import key_scale_of, load_scales, store_ratios
-from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, lift_of, raised
+from paged_mla_optimized.kernels.hopper.softmax import (
+    FLOOR,
+    LAZY,
+    answer_factor,
+    answer_lse,
+    lift_of,
+    raised,
+)
 from paged_mla_optimized.triton_compat.gluon_names import read_as, thread_barrier
 
 _WARPS = gl.constexpr(8)
@@ -454,15 +461,9 @@ def _store_answers(step, segment, accs, sums, cache_scale, staged, answers):
     total = gl.convert_layout(gl.sum(gl.sum(sums, 1), 0), pair_layout)
     out = _joined(accs, len(accs))
     is_empty = total == 0.0
-    out *= gl.where(is_empty, 0.0, cache_scale / total)[None, :]
-    lse = lse_of(staged.peaks.load(pair_layout), total)
-    lse = gl.where(is_empty, float("-inf"), lse)
-    if segment.is_whole:
-        store_whole(step, segment, (out,), (staged.q_nope,), lse, answers)
-    else:
-        R: gl.constexpr = out.shape[0]
-        low, high = out.reshape([2, R // 2, out.shape[1]]).permute((1, 2, 0)).split()
-        store_partial(step, segment, (low, high), staged.q_nope, lse, answers)
+    out *= answer_factor(is_empty, total, cache_scale)[None, :]
+    lse = answer_lse(is_empty, staged.peaks.load(pair_layout), total)
+    store_answers(step, segment, (out,), staged.q_nope, lse, answers)
 
 
 @gluon.jit

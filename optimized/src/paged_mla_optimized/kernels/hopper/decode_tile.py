@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
+from paged_mla_optimized.kernels.common.logarithms import LOG2_E
 from paged_mla_optimized.kernels.common.schedule import VARYING, Work
 from paged_mla_optimized.kernels.common.segments import (
     Step,
@@ -62,6 +62,8 @@ from paged_mla_optimized.kernels.hopper.pairs import (
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope, RopeTables, load_q_pe, rotated
 from paged_mla_optimized.kernels.hopper.softmax import (
+    answer_factor,
+    answer_lse,
     begin_weighing,
     leave_weighing,
     own_sums,
@@ -164,9 +166,9 @@ def _weigh_tiles(
 def _hand_over(peak, total, staged):
     """Hand the sums of weights [64] to both halves; return the lse."""
     is_empty = total == 0.0
-    staged.sums.store(gl.where(is_empty, 0.0, 1.0 / total))
+    staged.sums.store(answer_factor(is_empty, total))
     mbarrier.arrive(bar_at(staged.bars.summed))
-    return gl.where(is_empty, float("-inf"), lse_of(peak, total))
+    return answer_lse(is_empty, peak, total)
 
 
 @gluon.jit

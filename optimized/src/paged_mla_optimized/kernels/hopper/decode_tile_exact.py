@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
+from paged_mla_optimized.kernels.common.logarithms import LOG2_E
 from paged_mla_optimized.kernels.common.optimization_barrier import opaque
 from paged_mla_optimized.kernels.common.schedule import VARYING, Work
 from paged_mla_optimized.kernels.common.segments import (
@@ -38,7 +38,7 @@ from paged_mla_optimized.kernels.common.segments import (
     tile_of_visit,
 )
 from paged_mla_optimized.kernels.common.token_head import Answers, Lines, Partials
-from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
+from paged_mla_optimized.kernels.hopper.answers import store_answers
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
     Geometry,
@@ -68,6 +68,8 @@ from paged_mla_optimized.kernels.hopper.scale_groups import key_scale_of, load_s
 from paged_mla_optimized.kernels.hopper.softmax import (
     FLOOR,
     LAZY,
+    answer_factor,
+    answer_lse,
     higher,
     lift_of,
     own_sums,
@@ -506,15 +508,11 @@ def _store(step, segment, low, high, peak, sums, cache_scale, buffer, answers):
     total = gl.sum(sums, 1)
     peak = gl.reduce(peak, 1, higher)
     is_empty = (total == 0.0) & (peak == FLOOR)  # not so where a score is infinite
-    factor = gl.convert_layout(gl.where(is_empty, 0.0, cache_scale / total), _PAIRS)[None, :]
+    factor = gl.convert_layout(answer_factor(is_empty, total, cache_scale), _PAIRS)[None, :]
     low = low * factor
     high = high * factor
-    lse = gl.where(is_empty, float("-inf"), lse_of(peak, total))
-    if segment.is_whole:
-        buffers = (buffer.index(0), buffer.index(1))
-        store_whole(step, segment, (low, high), buffers, lse, answers)
-    else:
-        store_partial(step, segment, (low, high), buffer, lse, answers)
+    lse = answer_lse(is_empty, peak, total)
+    store_answers(step, segment, (low, high), buffer, lse, answers)
 
 
 @gluon.jit

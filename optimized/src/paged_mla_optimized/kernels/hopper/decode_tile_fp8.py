@@ -34,7 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
+from paged_mla_optimized.kernels.common.logarithms import LOG2_E
 from paged_mla_optimized.kernels.common.scales import load_scales
 from paged_mla_optimized.kernels.common.schedule import VARYING, Work
 from paged_mla_optimized.kernels.common.segments import (
@@ -69,6 +69,8 @@ from paged_mla_optimized.kernels.hopper.pairs import (
 )
 from paged_mla_optimized.kernels.hopper.softmax import (
     FLOOR,
+    answer_factor,
+    answer_lse,
     begin_weighing,
     higher,
     leave_weighing,
@@ -261,10 +263,10 @@ def _hand_over(peak, total, exact_total, cache_scale, staged, odd):
     """Hand what scales their sums [64] to both halves; return the lse."""
     is_empty = (total == 0.0) & (peak == FLOOR)  # not so where a score is infinite
     mbarrier.wait(bar_at(staged.bars.read), odd ^ 1)  # those before these
-    staged.sums.store(gl.where(is_empty, 0.0, cache_scale / total))
+    staged.sums.store(answer_factor(is_empty, total, cache_scale))
     mbarrier.arrive(bar_at(staged.bars.summed))
     pair_layout: gl.constexpr = peak.type.layout
-    return gl.where(is_empty, float("-inf"), lse_of(peak - _lifts(pair_layout), exact_total))
+    return answer_lse(is_empty, peak - _lifts(pair_layout), exact_total)
 
 
 @gluon.jit

@@ -35,11 +35,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
-from paged_mla_optimized.kernels.common.logarithms import lse_of
 from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile, load_work
 from paged_mla_optimized.kernels.common.token_head import Answers, Lines, line_at, line_ptr
 from paged_mla_optimized.kernels.hopper.keys import clear_tail
-from paged_mla_optimized.kernels.hopper.softmax import FLOOR, own_sums, raised
+from paged_mla_optimized.kernels.hopper.softmax import (
+    FLOOR,
+    answer_factor,
+    answer_lse,
+    own_sums,
+    raised,
+)
 from paged_mla_optimized.triton_compat.gluon_names import copy_box, thread_barrier
 
 _ITEMS = gl.constexpr(8)  # more than are in work at a time: one to store, three to load
@@ -422,12 +427,12 @@ def _finish(acc, peak, total, answers, items, item, HALF: gl.constexpr, layout: 
     head = _get(items, item, _HEAD).to(gl.int64)
     total = gl.convert_layout(gl.sum(total, 1), lines)
     is_empty = total == 0.0
-    lse = gl.where(is_empty, float("-inf"), lse_of(peak, total))
+    lse = answer_lse(is_empty, peak, total)
     index = HALF * 64 + gl.arange(0, 64, layout=lines)
     token = (first + index).to(gl.int64)
     at = line_ptr(answers.lse, token, head)
     gl.store(at, lse, mask=index < count)
-    share = gl.where(is_empty, 0.0, 1.0 / total)
+    share = answer_factor(is_empty, total)
     out = answers.out
     answer = gl.convert_layout((acc * share[:, None]).to(out.ptr.dtype.element_ty), _WIDE)
     index = HALF * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, _WIDE))

@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language import PropagateNan
 
+from paged_mla_optimized.kernels.common.logarithms import lse_of
 from paged_mla_optimized.kernels.common.token_head import line_ptr
 from paged_mla_optimized.kernels.hopper.pairs import (
     kept_pairs,
@@ -140,6 +141,18 @@ def leave_weighing(step, peak, totals, answers):
         at = own_sums_at(totals[number], pair) + 4 * number
         gl.store(answers.partial_out_ptr + at, totals[number])
     state_stored(step, 0)
+
+
+@gluon.jit
+def answer_factor(is_empty, total, scale=1.0):
+    """Return what sums of weighted values are multiplied by; 0 where no key was seen (S-6)."""
+    return gl.where(is_empty, 0.0, scale / total)
+
+
+@gluon.jit
+def answer_lse(is_empty, peak, total):
+    """Return the lse of scores; -inf where no key was seen (S-6)."""
+    return gl.where(is_empty, float("-inf"), lse_of(peak, total))
 
 
 @gluon.jit
