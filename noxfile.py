@@ -132,7 +132,7 @@ def tests(session: nox.Session, package: str) -> None:
         env={"OMP_NUM_THREADS": "1"},  # a process for each core already
     )
     if package == "optimized" and not session.posargs:
-        install(session, TRANSFORMERS[-1])  # every model in one engine, absorbed and materialised
+        install(session, TRANSFORMERS[-1])  # every model in one engine, absorbed and materialized
         few = "one_piece or lookup or test_hf_projection or assistant or early_exit or pickled"
         session.run("pytest", "optimized/tests_engines", "-k", few, env=INTERPRETER)
 
@@ -260,7 +260,7 @@ def engines(session: nox.Session, engine: str) -> None:
         if engine != RECORDED:
             session.install(engine)
     beside = BESIDE_TRANSFORMERS if engine == TRANSFORMERS[-1] else ()
-    if beside:  # what adapts, offloads and quantises its models
+    if beside:  # what adapts, offloads and quantizes its models
         session.install("-c", "constraints.txt", *beside)
     installed = () if engine == RECORDED else (engine, *beside)
     demanded = " ".join(package.split("==")[0] for package in installed)  # none of it is skipped

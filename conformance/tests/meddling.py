@@ -158,24 +158,24 @@ class GathersOneArray(ForwardingRunner):
         return np.concatenate(self.inner.gather_context(batch), axis=1)  # type: ignore[return-value]
 
 
-class QuantisesAlone(ForwardingRunner):
+class QuantizesAlone(ForwardingRunner):
     """It keeps the scales."""
 
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Return codes."""
-        return self.inner.quantise_queries(batch, scale)[:1]  # type: ignore[return-value]
+        return self.inner.quantize_queries(batch, scale)[:1]  # type: ignore[return-value]
 
 
 class ScalesQueries(ForwardingRunner):
     """Divided in place."""
 
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Halve."""
-        found = self.inner.quantise_queries(batch, scale)
+        found = self.inner.quantize_queries(batch, scale)
         batch.q_pe[...] /= 2
         return found
 
@@ -275,7 +275,7 @@ _RUNNERS: dict[str, Callable[..., ForwardingRunner]] = {
     "reads-bytes": ReadsBytes,
     "reads-words": ReadsWords,
     "gathers-one-array": GathersOneArray,
-    "quantises-alone": QuantisesAlone,
+    "quantizes-alone": QuantizesAlone,
     "scales-queries": ScalesQueries,
     "writes-keys": WritesKeys,
     "prefills-with-its-input": PrefillsWithItsInput,

@@ -149,11 +149,11 @@ class Sglang(TableOfIds):
         assert batch.mask is not None or (batch.seq_lens > 0).all()
         return super().attend(self._shown(batch))
 
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Skip slot 0."""
-        return self.inner.quantise_queries(self._shown(batch), scale)
+        return self.inner.quantize_queries(self._shown(batch), scale)
 
     def layer(self, batch: LayerBatch) -> Output:
         """Skip slot 0."""

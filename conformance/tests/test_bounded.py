@@ -7,7 +7,7 @@ import pytest
 
 from paged_mla_conformance.suite.trials.bounded import spoilt
 from paged_mla_reference.rules.bounded import legal_rows
-from paged_mla_reference.rules.materialise import materialise
+from paged_mla_reference.rules.materialize import materialize
 from paged_mla_reference.rules.validation.inputs import validate_batch
 from paged_mla_shared.cases import CASES, IllegalCase
 from paged_mla_shared.dims import SMALL
@@ -19,7 +19,7 @@ from paged_mla_shared.inputs import build_steps
 def test_every_step_is_refused_by_who_checks(case: IllegalCase):
     """S-1, S-2, S-10, S-14: as it was it is legal; rows that are none are some of it, or all."""
     [step] = build_steps(case, SMALL, "float32")
-    good, _ = materialise(step)
+    good, _ = materialize(step)
     validate_batch(step.problem, good)
     given = spoilt(case, step.problem, good)
     with pytest.raises(InvalidArgument):
@@ -33,7 +33,7 @@ def test_a_mask_has_the_columns_of_its_rows():
     """S-14: rows behind a short one find their elements where that row's end."""
     [case] = [case for case in CASES["bounded"] if case.name == "tree-full-short"]
     [step] = build_steps(case, SMALL, "float32")
-    good, _ = materialise(step)
+    good, _ = materialize(step)
     given = spoilt(case, step.problem, good)
     assert good.mask is not None
     assert given.mask is not None

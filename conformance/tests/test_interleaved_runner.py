@@ -111,9 +111,9 @@ def test_bits_of_layers_of_other_rows_are_compared(name: str):
 
 
 def test_layers_in_both_forms_keep_their_bits():
-    """S-20: a rounding of materialised rows alone."""
+    """S-20: a rounding of materialized rows alone."""
 
-    class Materialised(ForwardingRunner):
+    class Materialized(ForwardingRunner):
         def __init__(self, problem: Problem, inner: Runner) -> None:
             super().__init__(problem, inner)
             self.wrong = mutant("layer-tiles-follow-the-batch").wrap(problem, inner)
@@ -122,7 +122,7 @@ def test_layers_in_both_forms_keep_their_bits():
             return (self.inner if batch.absorbed_rows else self.wrong).layer(batch)
 
     trial = Trial(
-        MutantBackend(wrap=Materialised), _case("deterministic", "mixed"), SMALL, "float32"
+        MutantBackend(wrap=Materialized), _case("deterministic", "mixed"), SMALL, "float32"
     )
-    with pytest.raises(Mismatch, match="row 0 alone, materialised"):
+    with pytest.raises(Mismatch, match="row 0 alone, materialized"):
         check_layer_bits(trial)

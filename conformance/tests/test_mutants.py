@@ -167,7 +167,7 @@ def test_an_unknown_mutant_is_an_error():
                 "attend",
                 "merge",
                 "gather_context",
-                "quantise_queries",
+                "quantize_queries",
                 "prefill",
                 "layer",
             },

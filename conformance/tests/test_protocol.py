@@ -44,7 +44,7 @@ def call_everything(backend: GuardedBackend) -> None:
     answer = runner.attend(stage.batch)
     runner.merge([Output(answer.out.copy(), answer.lse.copy())])
     runner.gather_context(stage.batch)
-    runner.quantise_queries(stage.batch, None)
+    runner.quantize_queries(stage.batch, None)
     runner.read_cache(np.arange(2, dtype=np.int64))
     [case] = [c for c in PREFILLS if c.name == "ragged"]
     [batch] = build_prefills(case, SMALL, "float32")
@@ -61,7 +61,7 @@ def call_everything(backend: GuardedBackend) -> None:
         ("writes-the-image-later", "[S-10] append wrote the loaded image's blocks: first at "),
         ("writes-partials", "[S-10] merge wrote its input partials[0].lse: first at (0, 0)"),
         ("writes-keys", "[S-10] prefill wrote its input k_nope: first at (0, 0, 0)"),
-        ("scales-queries", "[S-10] quantise_queries wrote its input q_pe: first at (0, 0, 0)"),
+        ("scales-queries", "[S-10] quantize_queries wrote its input q_pe: first at (0, 0, 0)"),
         ("prefills-with-its-input", "[S-17] prefill: out lies in its input v"),
         ("answers-with-its-input", "[S-17] attend: out lies in its input q_nope"),
     ],
@@ -83,7 +83,7 @@ def test_inputs_stay_as_they_were(backend: str, message: str):
         ("plans-a-dict", "plan returned a dict; the protocol has a Metadata"),
         ("reads-bytes", "read_cache returned blocks as a bytes; the protocol has a NumPy array"),
         ("reads-words", "read_cache returned int32; the protocol has uint8"),
-        ("quantises-alone", "quantise_queries returned 1 values; the protocol has 2"),
+        ("quantizes-alone", "quantize_queries returned 1 values; the protocol has 2"),
         ("gathers-one-array", "gather_context returned a numpy.ndarray; the protocol has a tuple"),
         ("skips", "backend raised Skipped (not today) in attend"),
         ("skips-as-unittest", "backend raised SkipTest (not today) in attend"),

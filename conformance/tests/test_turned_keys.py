@@ -17,7 +17,7 @@ from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.rules.cache import append, slots_to_write
 from paged_mla_reference.rules.e4m3 import decode
 from paged_mla_reference.rules.positions import metadata
-from paged_mla_reference.rules.queries import quantise_queries
+from paged_mla_reference.rules.queries import quantize_queries
 from paged_mla_reference.rules.rounding import widen
 from paged_mla_reference.simulator.scenarios import core_scenario
 from paged_mla_reference.tolerance.compare import Mismatch
@@ -120,11 +120,11 @@ def test_all_queries_one_step_down_are_no_rounding(name: str):
     def down(
         problem: Problem, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        codes, scales = quantise_queries(problem, batch, scale)
+        codes, scales = quantize_queries(problem, batch, scale)
         codes[..., rank:] -= (codes[..., rank:] & 0x7F != 0).astype(np.uint8)
         return codes, scales
 
-    backend = ReferenceBackend(oracle=replace(RIGHT, quantise_queries=down))
+    backend = ReferenceBackend(oracle=replace(RIGHT, quantize_queries=down))
     with pytest.raises(Mismatch, match="codes of queries"):
         Trial(backend, case, SMALL, "bfloat16").check_queries()
 
@@ -137,7 +137,7 @@ def test_a_query_may_be_rounded_otherwise_beside_a_nan():
     q_pe = batch.q_pe.copy()
     q_pe[0, 0, 0] = np.nan  # and so its pair
     batch = replace(batch, q_pe=q_pe)
-    right = quantise_queries(problem, batch, 1.0)
+    right = quantize_queries(problem, batch, 1.0)
     codes, scales = right[0].copy(), right[1]
     codes[0, 0, SMALL.kv_lora_rank + 1] += 1
     assert np.isfinite(decode(codes[0, 0, SMALL.kv_lora_rank + 1]))

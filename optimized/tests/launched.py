@@ -14,7 +14,7 @@ from paged_mla_optimized.api import core, prefill
 from paged_mla_optimized.api.planned import READERS
 from paged_mla_optimized.config.attention import MASKS, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.operations.merge.tiles import MergeTiles
-from paged_mla_optimized.operations.prefill.key_chunks import Part
+from paged_mla_optimized.operations.prefill.key_chunks import KeyChunk
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import DeviceFacts
@@ -87,7 +87,7 @@ def begin_attention(config, pick, arch):
 def begin_prefill(config, *_):
     """Have launchers made for prefill, and for the merge of its chunks if it may be one."""
     begun = prefill.Prefill(config, "cpu")
-    Part(config.max_rows, 64, torch.device("cpu"))
+    KeyChunk(config.max_rows, 64, torch.device("cpu"))
     if not config.causal:
         MergeTiles(begun.tiles.tile_m, config)
 

@@ -46,7 +46,7 @@ def disassembled(compiler, name, folder):
         "hopper-tile-m64-r512-bf16-causal-box64-parts-neox",
         "hopper-tile_fp8-m64",
         "hopper-tile_exact-m64",
-        "quantise-overlapped",
+        "quantize-overlapped",
         "hopper-few_fp8-m64",
         "append-r512-bf16-fp8_block_group-interleaved-tokens1",
         "prefill-m128n64",
@@ -103,7 +103,7 @@ def test_pairs_of_a_thread_are_weighed_side_by_side(compiler, name, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["rotate-overlapped-p64-bf16-interleaved", "quantise-overlapped-r512-bf16-none-data"],
+    ["rotate-overlapped-p64-bf16-interleaved", "quantize-overlapped-r512-bf16-none-data"],
 )
 def test_the_next_kernel_begins_when_all_before_these_have_ended(compiler, name, tmp_path):
     """Or it would read keys that are not there yet: it waits for what these write, and no more."""

@@ -12,8 +12,8 @@ LAUNCHED = Path(__file__).with_name("launched.py")
 KERNELS = {
     *("append_fp8_kernel", "append_groups_kernel", "append_kernel", "append_runs_kernel"),
     *("append_tokens_kernel", "attend_kernel", "combine_kernel", "gather_kernel"),
-    *("merge_tiles_kernel", "part_kernel", "prefill_kernel", "prefill_plan_kernel"),
-    *("quantise_kernel", "rotate_kernel", "schedule_kernel", "token_kernel"),
+    *("merge_tiles_kernel", "key_chunk_kernel", "prefill_kernel", "prefill_plan_kernel"),
+    *("quantize_kernel", "rotate_kernel", "schedule_kernel", "token_kernel"),
 }
 OF_HOPPER = {
     *("decode_few_kernel", "decode_few_fp8_kernel", "decode_tile_kernel"),

@@ -170,6 +170,6 @@ def test_memory_that_earlier_steps_left_is_given_back_before_it_is_counted(monke
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64])
 def test_a_scale_of_queries_is_a_float_of_any_kind(kind):
     """S-11: NumPy's own floats of 64 bits are Python's."""
-    codes, scales = loaded()[0].quantise_queries(batch(), kind(0.25))
+    codes, scales = loaded()[0].quantize_queries(batch(), kind(0.25))
     assert (scales == 0.25).all()
     assert codes.shape == (2, 4, 48)

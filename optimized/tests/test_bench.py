@@ -198,7 +198,7 @@ def test_flashinfer_is_told_the_whole_step(monkeypatch):
 def test_fp8_and_bfloat16_caches_hold_the_same_numbers():
     """S-11: codes times the scale are what the bfloat16 cache holds, bit for bit."""
     tensors = build(Case("one row", 4, 1, seq_lens=(70,), block_size=16), "cpu")
-    held, codes, scale = fp8.quantised(tensors)
+    held, codes, scale = fp8.quantized(tensors)
     assert torch.equal(codes.float() * scale, held.cache.float())
     assert (held.cache - tensors.cache).abs().max() <= tensors.cache.abs().max() / 16
 
@@ -327,7 +327,7 @@ def cache_by_hand(tensors, config):
     """Return the cache of a case in a config's format."""
     if config.cache_format == "bf16":
         return LatentCache("bf16", tensors.cache)
-    _, codes, scale = fp8.quantised(tensors)
+    _, codes, scale = fp8.quantized(tensors)
     return LatentCache("fp8_e4m3", codes, scale)
 
 
@@ -436,8 +436,8 @@ def test_a_row_of_appends_fills_its_header():
 
 def test_a_row_of_layers_fills_its_header():
     """S-21: forms beside what was chosen of them, a chunk beside the peers that were there."""
-    forms = {"step": "h16", "chosen": "materialised", "errors": {"absorbed": 1e-3}}
-    forms["us"] = {"absorbed": 10.0, "materialised": 12.0}
+    forms = {"step": "h16", "chosen": "materialized", "errors": {"absorbed": 1e-3}}
+    forms["us"] = {"absorbed": 10.0, "materialized": 12.0}
     chunk = forms | {"us": {"ours": 10.0, "fa3": 15.0, "gather": 1.0}}
     head, rule = layer.header().splitlines()
     for row, ratio in ((forms, "chosen / better 1.20"), (chunk, "fa3 1.50")):

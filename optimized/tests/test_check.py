@@ -86,7 +86,7 @@ def test_steps_no_rule_allows(of, name, request):
     ids=["a-step-behind", "one-row", "a-row-forgotten", "exchanged", "fewer", "moved"],
 )
 def test_a_host_with_another_step(layer, argument, told, message):
-    """S-2, S-21: materialised rows would lose keys, or be attended by the plan of others."""
+    """S-2, S-21: materialized rows would lose keys, or be attended by the plan of others."""
     step, check = build(*LENS), of_fields(layer.check)
     check(**lengths(step), **TOLD)
     check(**lengths(step), **TOLD | {"max_seq_lens": [256, 17, 0, 6]})  # an upper bound

@@ -173,16 +173,16 @@ def test_queries_are_tensors_where_answers_are_allocated():
         mla.attend(step.q_nope.numpy(), step.q_pe, step.cache)
 
 
-@pytest.mark.parametrize("call", ["append", "attend", "quantise_queries"])
+@pytest.mark.parametrize("call", ["append", "attend", "quantize_queries"])
 def test_a_call_before_plan_says_so(call):
     """S-17: its tensors are right, so their shape is not what is wrong."""
-    stored = {"cache_format": "fp8_e4m3"} if call == "quantise_queries" else {}
+    stored = {"cache_format": "fp8_e4m3"} if call == "quantize_queries" else {}
     step = build((20, 3), (33, 1), **stored)
     mla = PagedMla(step.config, "cpu")
     arguments = {
         "append": (torch.ones(4, R), torch.ones(4, P), step.cache),
         "attend": (step.q_nope, step.q_pe, step.cache),
-        "quantise_queries": (step.q_nope, step.q_pe),
+        "quantize_queries": (step.q_nope, step.q_pe),
     }
     message = (
         f"{call}: got 4 tokens, and no step with tokens is planned; allowed: a call after plan"

@@ -122,7 +122,7 @@ def test_copied_weights_share_memory_among_themselves():
     weights = copy.deepcopy(HeadWeights(torch.zeros(2, 5, R), 3))
     weights.w_uk.fill_(1)
     made = torch.empty(4, 10)
-    weights.materialise(torch.ones(4, R), made)
+    weights.materialize(torch.ones(4, R), made)
     assert torch.equal(made.view(4, 2, 5)[..., :3], torch.full((4, 2, 3), float(R)))
 
 

@@ -73,7 +73,7 @@ def test_short_queries_behind_long_contexts():
 
 
 def test_mixed_steps_are_cut_between_rows():
-    """S-21: leading decode rows are absorbed, prompts behind them materialised."""
+    """S-21: leading decode rows are absorbed, prompts behind them materialized."""
     decode = [(1, 5000)] * 30
     assert choose(*decode, (2048, 0), (4096, 8192)) == 30
     assert choose(*decode) == 30
@@ -117,12 +117,12 @@ def seconds(config, rows, is_absorbed):
         else:
             made += keys * (2 * token / RATES.memory + max(products, moved))
             padded = -(-queries // 128) * 128
-            attended += max(pair * padded * seen / RATES.materialised, keys * moved)
+            attended += max(pair * padded * seen / RATES.materialized, keys * moved)
             tile = max(tile, keys * 128 * pair / heads / RATES.tile)
     if absorbed:
         absorbed += RATES.absorbed_start + (longest > 1) * RATES.several_start
     if made:
-        made += RATES.materialised_start
+        made += RATES.materialized_start
     return absorbed + made + max(attended, tile)
 
 
@@ -143,7 +143,7 @@ def some_rows(generator):
 @pytest.mark.parametrize("num_heads", [2, 16, 128])
 @pytest.mark.parametrize("dims", [(128, 128), (192, 256)], ids=["deepseek", "glm"])
 def test_the_whole_step_takes_least_time(num_heads, dims):
-    """S-21: of all cuts, the one with fewest materialised rows where several take as long."""
+    """S-21: of all cuts, the one with fewest materialized rows where several take as long."""
     config, generator = layer(num_heads, dims), np.random.default_rng(num_heads)
     for _ in range(60):
         rows = some_rows(generator)
@@ -162,7 +162,7 @@ def test_what_an_order_costs(num_heads):
         rows = some_rows(generator)
         cut = int(generator.integers(len(rows) + 1))
         found = forms_of(config, rows).slowdown(cut)
-        starts = RATES.absorbed_start, RATES.several_start, RATES.materialised_start
+        starts = RATES.absorbed_start, RATES.several_start, RATES.materialized_start
         better = [
             seconds(config, [row], [True]) - (row[0] > 0) * starts[0] - (row[0] > 1) * starts[1]
             <= seconds(config, [row], [False]) - (row[0] > 0) * starts[2] + 1e-18
@@ -216,5 +216,5 @@ def test_no_measured_step_is_a_tenth_slower_than_its_better_form(num_heads):
     for row in of_heads:
         queries, context = map(int, re.findall(r"[qc](\d+)", row["step"]))
         absorbed = choose((queries, 1024 * context), num_heads=num_heads)
-        chosen = row["us"]["absorbed" if absorbed else "materialised"]
+        chosen = row["us"]["absorbed" if absorbed else "materialized"]
         assert chosen <= 1.1 * min(row["us"].values()), row["step"]

@@ -21,7 +21,7 @@ from paged_mla_optimized.operations.attend.hopper import (
     queries_fit,
 )
 from paged_mla_optimized.operations.attend.portable import PortableAttention
-from paged_mla_optimized.operations.queries.quantize import QuantiseQueries
+from paged_mla_optimized.operations.queries.quantize import QuantizeQueries
 from paged_mla_optimized.operations.queries.rope_tables import rope_tables
 from paged_mla_optimized.operations.queries.rotate import RotateQueries
 from paged_mla_optimized.planning.choice import demand_of
@@ -143,17 +143,17 @@ class Launches:
     """Attention of a config with a rope, whose launches leave their pointers here."""
 
     def __init__(self, monkeypatch, config):
-        self.hopper, self.quantise, self.rotate, self.portable = [], [], [], []
+        self.hopper, self.quantize, self.rotate, self.portable = [], [], [], []
         monkeypatch.setattr(hopper, "Launcher", lambda *_, **__: self.into(self.hopper))
         cpu, variant = torch.device("cpu"), served(config)
         self.tables = rope_tables(config.rope, 64, config.max_model_len, config.dtype)
-        quantise = QuantiseQueries(config, "sm90", self.tables)
+        quantize = QuantizeQueries(config, "sm90", self.tables)
         rotate = RotateQueries(config, "sm90", self.tables)
         memory = Workspace(config, [variant], 132, cpu, None)
         attention = Attention(
-            config, variant, DeviceFacts("sm90", 132), memory, quantise=quantise, rotate=rotate
+            config, variant, DeviceFacts("sm90", 132), memory, quantize=quantize, rotate=rotate
         )
-        monkeypatch.setattr(quantise._quantise, "_kernels", [self.into(self.quantise)])
+        monkeypatch.setattr(quantize._quantize, "_kernels", [self.into(self.quantize)])
         monkeypatch.setattr(rotate, "_kernel", self.into(self.rotate))
         monkeypatch.setattr(attention._portable, "_kernel", self.into(self.portable))
         self.config, self.attention, self.rotated = config, attention, rotate.q_pe
@@ -181,14 +181,14 @@ def test_queries_are_rotated_where_they_are_read(monkeypatch, name, pairing, q_p
     assert lines[0] is q_pe
     expected = (launches.plan.positions, *launches.tables)
     assert all(mine is theirs for mine, theirs in zip(tables, expected, strict=True))
-    assert not launches.rotate + launches.portable + launches.quantise
+    assert not launches.rotate + launches.portable + launches.quantize
 
 
-def test_queries_are_rotated_where_they_are_quantised(monkeypatch):
+def test_queries_are_rotated_where_they_are_quantized(monkeypatch):
     """S-12: codes are of rotated queries, and their kernel gets no tables."""
     launches = Launches(monkeypatch, ROTATED["tile-fp8"])
     launches.attend(Q_NOPE, Q_PE)
-    ((_, q_pe, _, _, _, positions, cos, sin, *_),) = launches.quantise
+    ((_, q_pe, _, _, _, positions, cos, sin, *_),) = launches.quantize
     assert q_pe is Q_PE
     assert (positions is launches.plan.positions, (cos, sin)) == (True, launches.tables)
     assert launches.plan.positions.data_ptr() not in addresses_of(launches.hopper[0])
@@ -356,18 +356,18 @@ def test_there_is_room_for_codes_where_they_are_asked_for(products):
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-def test_queries_are_quantised_first(monkeypatch, offset):
+def test_queries_are_quantized_first(monkeypatch, offset):
     """S-5: by a launch that reads any strides; the kernel gets codes, scales and both caches."""
     launched = []
     monkeypatch.setattr(
         hopper, "Launcher", lambda *_, **__: lambda _grid, _key, *taken: launched.append(taken)
     )
-    quantise = QuantiseQueries(FAST, "sm90", (torch.empty(0), torch.empty(0)))
+    quantize = QuantizeQueries(FAST, "sm90", (torch.empty(0), torch.empty(0)))
     asked = []
     from_data = [lambda _grid, _key, *taken: asked.append(taken)]
-    monkeypatch.setattr(quantise._quantise, "_kernels", from_data)
+    monkeypatch.setattr(quantize._quantize, "_kernels", from_data)
     memory = Workspace(FAST, [served(FAST)], 132, torch.device("cpu"), None)
-    attention = Attention(FAST, served(FAST), DeviceFacts("sm90", 132), memory, quantise=quantise)
+    attention = Attention(FAST, served(FAST), DeviceFacts("sm90", 132), memory, quantize=quantize)
     q_nope = torch.zeros(4 * 128 * 512 + 8)[offset:][: 4 * 128 * 512].view(4, 128, 512)
     q_pe, out, lse = torch.zeros(4, 128, 64), torch.zeros(4, 128, 512), torch.zeros(4, 128)
     plan = Plan(FAST, [served(FAST)], 132, torch.device("cpu"))

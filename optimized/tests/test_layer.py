@@ -74,7 +74,7 @@ def assert_right(
 
 
 @pytest.mark.parametrize("room", [ROOM, 1000], ids=["parts", "whole"])
-@pytest.mark.parametrize("absorbed", [0, 2, 6], ids=["materialised", "mixed", "absorbed"])
+@pytest.mark.parametrize("absorbed", [0, 2, 6], ids=["materialized", "mixed", "absorbed"])
 def test_forms_have_one_answer(absorbed, room):
     """S-21: over NaN, with empty rows, rows without context and padding, whatever the parts."""
     step = build(*ROWS, padded_tokens=3, num_heads=HEADS, max_query_tokens=46)
@@ -126,9 +126,9 @@ def test_bounds_that_are_too_small(told, room):
     answers = []
     for earlier in (torch.nan, 3.0):
         step.cache.nan_to_num_(earlier)
-        layer.materialised._ckv.fill_(earlier)
-        layer.materialised._k_pe.fill_(earlier)
-        layer.materialised._keys_and_values.fill_(earlier)
+        layer.materialized._ckv.fill_(earlier)
+        layer.materialized._k_pe.fill_(earlier)
+        layer.materialized._keys_and_values.fill_(earlier)
         plan(layer, step, **host)
         answers.append(attend(layer, step, q, weights))
     for answer in zip(*answers, strict=True):
@@ -535,7 +535,7 @@ def test_all_rows_are_absorbed_where_the_mask_is_not_causal():
     assert layer.config.room == 0
     plan(layer, step, absorbed_rows=2, **lens_of(step))
     found = layer.explain(replace(step.described, **lens_of(step)))
-    assert (found.absorbed_rows, found.materialised_rows, found.parts) == (2, 0, 0)
+    assert (found.absorbed_rows, found.materialized_rows, found.parts) == (2, 0, 0)
     with pytest.raises(InvalidArgument, match="absorbed_rows"):
         plan(layer, step, absorbed_rows=1, **lens_of(step))
 
@@ -569,7 +569,7 @@ def test_bad_tensors(argument, change):
 
 
 @pytest.mark.parametrize("seq_len", [2, -1, 2**31 - 1])
-@pytest.mark.parametrize("absorbed", [0, 1, 3], ids=["materialised", "mixed", "absorbed"])
+@pytest.mark.parametrize("absorbed", [0, 1, 3], ids=["materialized", "mixed", "absorbed"])
 def test_rows_of_a_layer(absorbed, seq_len):
     """S-2: a row that is not allowed is padding in either form; those beside it are as ever."""
     step = build((33, 1), (70, 3), (30, 30), num_heads=HEADS, max_query_tokens=46)

@@ -7,7 +7,7 @@ from test_layer import attend, layer_config, lens_of, plan, queries_of, weights_
 from triton.runtime.jit import JITFunction
 
 from paged_mla_optimized import MlaLayer
-from paged_mla_optimized.operations.prefill.key_chunks import Part
+from paged_mla_optimized.operations.prefill.key_chunks import KeyChunk
 from paged_mla_optimized.runtime.launch import Fixed, Launcher
 
 HEADS = 4  # so many lse of a token are 16 bytes
@@ -54,8 +54,10 @@ def test_no_binary_is_looked_for(looked_for, absorbed):
 @pytest.mark.parametrize("max_rows", range(1, 9))
 def test_spans_begin_on_16_bytes(max_rows):
     """What a part is described by is read by kernels that are compiled for such addresses."""
-    part = Part(max_rows, 64, torch.device("cpu"))
+    part = KeyChunk(max_rows, 64, torch.device("cpu"))
     part.num_rows = max_rows
-    for spans in (part.query_starts, part.key_starts, part.firsts):
+    for spans in (part.query_starts, part.key_starts, part.first_tokens):
         assert spans.data_ptr() % 16 == 0
-    assert len(part.firsts) == len(part.key_starts) - 1 == len(part.query_starts) - 1 == max_rows
+    assert (
+        len(part.first_tokens) == len(part.key_starts) - 1 == len(part.query_starts) - 1 == max_rows
+    )

@@ -96,18 +96,18 @@ def test_slots_of_a_compiled_plan_may_be_handed_back():
     assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
 
 
-def test_queries_are_quantised_inside():
+def test_queries_are_quantized_inside():
     """S-11, S-12: rotated by the positions that the graph planned."""
     step = build((40, 3), (17, 1), rope=Rope(RopePairing.NEOX), cache_format="fp8_e4m3")
     mla = PagedMla(step.config, "cpu")
 
-    def quantised():
+    def quantized():
         mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4))
-        codes, scales = mla.quantise_queries(step.q_nope, step.q_pe)
+        codes, scales = mla.quantize_queries(step.q_nope, step.q_pe)
         return codes.view(torch.uint8), scales
 
-    compiled = torch.compile(quantised, fullgraph=True, backend="aot_eager")
-    for mine, theirs in zip(compiled(), quantised(), strict=True):
+    compiled = torch.compile(quantized, fullgraph=True, backend="aot_eager")
+    for mine, theirs in zip(compiled(), quantized(), strict=True):
         assert torch.equal(mine, theirs)
 
 

@@ -59,13 +59,13 @@ def test_ranks_that_cannot_be(argument, given):
 
 
 def test_weights_of_a_rank():
-    """S-21: a rank's heads absorb, project and materialise as those of the whole do."""
+    """S-21: a rank's heads absorb, project and materialize as those of the whole do."""
     kv_b_proj = torch.randn(5 * (6 + 3), R)
     whole = HeadWeights.of_kv_b_proj(kv_b_proj, 5, 6)
     queries, latents = torch.randn(4, 5, 6), torch.randn(4, 5, R)
     values, made = torch.empty(4, 5, 3), torch.empty(4, 5 * 9)
     whole.project(latents, out=values)
-    whole.materialise(latents[:, 0], made)
+    whole.materialize(latents[:, 0], made)
     for rank in range(2):
         heads = heads_of_rank(5, 2, rank)
         mine, part = whole.of_heads(heads), slice(heads.start, heads.stop)
@@ -75,7 +75,7 @@ def test_weights_of_a_rank():
         torch.testing.assert_close(found, values[:, part])
         torch.testing.assert_close(mine.absorb(queries[:, part]), whole.absorb(queries)[:, part])
         found = torch.empty(4, len(heads) * 9)
-        mine.materialise(latents[:, 0], found)
+        mine.materialize(latents[:, 0], found)
         torch.testing.assert_close(found, made.view(4, 5, 9)[:, part].flatten(1))
     for heads in (range(3, 6), range(2, 2), range(0, 4, 2)):
         with pytest.raises(InvalidArgument, match="heads"):

@@ -7,13 +7,15 @@ from prefill_step import V, build, config, prefix_sums
 
 from paged_mla_optimized import Prefill
 from paged_mla_optimized.operations.merge.tiles import MergeTiles
-from paged_mla_optimized.operations.prefill.key_chunks import Part
+from paged_mla_optimized.operations.prefill.key_chunks import KeyChunk
 
 
-def spans(part: Part) -> list[range]:
+def spans(part: KeyChunk) -> list[range]:
     """Return each row's keys in a part."""
     lens = part.key_starts.diff().tolist()
-    return [range(first, first + n) for first, n in zip(part.firsts.tolist(), lens, strict=True)]
+    return [
+        range(first, first + n) for first, n in zip(part.first_tokens.tolist(), lens, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("room", [64, 70, 100, 1000])
@@ -21,7 +23,7 @@ def test_every_key_once(room):
     """S-21: own keys first, then contexts, full parts but the last; rows without queries never."""
     rows = [(33, 1), (200, 3), (0, 2), (40, 40), (90, 0), (100, 7)]
     keys, queries = zip(*rows, strict=True)
-    part = Part(8, room, torch.device("cpu"))
+    part = KeyChunk(8, room, torch.device("cpu"))
     cu_seqlens_q = prefix_sums([5, *queries])[1:]
     found: list[list[int]] = [[] for _ in rows]
     total = sum(n for n, q in rows if q)
@@ -43,7 +45,7 @@ def test_every_key_once(room):
 
 def test_many_long_rows():
     """S-21: more keys than int32 counts."""
-    part = Part(4, 1 << 20, torch.device("cpu"))
+    part = KeyChunk(4, 1 << 20, torch.device("cpu"))
     keys = torch.tensor([2**31 - 1] * 3, dtype=torch.int32)
     last = -(-3 * (2**31 - 1) // (1 << 20)) - 1
     part.fill(prefix_sums([4, 4, 4]), keys, last, 1 << 20)

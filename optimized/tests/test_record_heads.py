@@ -99,7 +99,7 @@ def test_they_are_explained(tmp_path: Path):
 
 
 @pytest.mark.parametrize("changes", [{"mask": "non_causal"}, TREE], ids=["non-causal", "tree"])
-def test_a_layer_that_materialises_nothing_is_explained(tmp_path: Path, changes: dict[str, object]):
+def test_a_layer_that_materializes_nothing_is_explained(tmp_path: Path, changes: dict[str, object]):
     """S-21: it has no workspace, and a dump has one of legal size; budgets are those of causal."""
     explanation = import_or_skip("paged_mla_reference.explain.explanation")
     dump = layer_dump(tmp_path, absorbed_rows=3, **changes)

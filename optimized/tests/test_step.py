@@ -209,7 +209,7 @@ def test_a_planned_step_whose_buffers_a_later_one_uses():
         lambda: mla.attend(step.q_nope, step.q_pe, step.cache, planned=first),
         lambda: mla.append(*latents, step.cache, planned=first),
         lambda: mla.gather_context(step.cache, *latents, planned=first),
-        lambda: mla.quantise_queries(step.q_nope, step.q_pe, planned=first),
+        lambda: mla.quantize_queries(step.q_nope, step.q_pe, planned=first),
         lambda: first.positions,
         lambda: first.block_table,
     ):
@@ -235,7 +235,7 @@ def test_steps_in_flight_are_at_least_one():
 
 @pytest.mark.parametrize("absorbed", [0, 1, 2])
 def test_steps_of_layers_in_flight(absorbed):
-    """S-21: absorbed and materialised rows have plans of their own in each step."""
+    """S-21: absorbed and materialized rows have plans of their own in each step."""
     steps = [build(*ROWS), build((40, 1), (5, 5))]
     layers = layer_of(steps[0], steps_in_flight=2), layer_of(steps[0])
     weights, q = weights_of(steps[0]), torch.randn(6, 4, N)
@@ -278,7 +278,7 @@ def test_a_layer_has_the_surface_of_the_attention():
     step = build(*ROWS)
     mla, layer = PagedMla(step.config, "cpu"), layer_of(step)
     for name in dir(PagedMla):
-        if not name.startswith("_") and name != "quantise_queries":  # of absorbed queries
+        if not name.startswith("_") and name != "quantize_queries":  # of absorbed queries
             assert hasattr(layer, name), name
     planned = layer.plan(step.described)
     assert isinstance(planned, PlannedLayerStep)
@@ -296,14 +296,14 @@ def test_a_layer_has_the_surface_of_the_attention():
 
 
 def test_an_explanation_of_both_forms():
-    """S-21: which rows are materialised, and in how many parts their keys come."""
+    """S-21: which rows are materialized, and in how many parts their keys come."""
     step = build((33, 1), (60, 30), max_query_tokens=32)
     layer = MlaLayer(
         LayerConfig(attention=step.config, qk_nope_head_dim=N, v_head_dim=V, workspace_tokens=50),
         "cpu",
     )
     found = layer.explain(of_host(step), absorbed_rows=1)
-    assert (found.absorbed_rows, found.materialised_rows) == (1, 1)
-    assert (found.materialised_keys, found.parts) == (60, 2)
-    assert "1 absorbed, 1 materialised, 60 keys in 2 parts" in str(found)
+    assert (found.absorbed_rows, found.materialized_rows) == (1, 1)
+    assert (found.materialized_keys, found.parts) == (60, 2)
+    assert "1 absorbed, 1 materialized, 60 keys in 2 parts" in str(found)
     assert layer.explain(of_host(step), absorbed_rows=0).attention is None

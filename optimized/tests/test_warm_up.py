@@ -159,7 +159,7 @@ def test_no_step_launches_another_kernel(launched, name, is_mapped):
 @pytest.mark.parametrize("max_model_len", [4096, 100], ids=["one-row", "several"])
 @pytest.mark.parametrize("absorbed", [0, 1, 2, 3])
 def test_no_step_of_a_layer_launches_another_kernel(launched, absorbed, max_model_len):
-    """S-21: materialised rows too, in one part of their keys and in several."""
+    """S-21: materialized rows too, in one part of their keys and in several."""
     attention = small(max_model_len=max_model_len)
     layer = MlaLayer(LayerConfig(attention=attention, workspace_tokens=128), "cpu")
     cache, by_head = cache_of(attention), torch.zeros(16, 128 + 128, 512, dtype=torch.float16)

@@ -15,10 +15,10 @@ KINDS = {
     "v2-experts": Kind("v2", experts=True, q_lora=True, block_size=4, form="both"),
     "v3": Kind("v3", q_lora=True, form=None),
     "v3-yarn": Kind("v3", yarn=True, heads=1, block_size=64),
-    "v3-materialised": Kind("v3", q_lora=True, form="materialised"),
+    "v3-materialized": Kind("v3", q_lora=True, form="materialized"),
     "v3-half": Kind("v3", half=True, experts=True, form="both"),
     "v3_neox": Kind("v3_neox", heads=5, block_size=1, form="both"),
-    "v3_neox-yarn-half": Kind("v3_neox", yarn=True, half=True, q_lora=True, form="materialised"),
+    "v3_neox-yarn-half": Kind("v3_neox", yarn=True, half=True, q_lora=True, form="materialized"),
 }
 CASES = [(kind, schedule) for kind in KINDS for schedule in SCHEDULES]
 

@@ -1,4 +1,4 @@
-"""Which rows of a trial are absorbed and which materialised, chosen by the trial and counted."""
+"""Which rows of a trial are absorbed and which materialized, chosen by the trial and counted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from unittest.mock import patch
 ABSORBED = "paged_mla_optimized.planning.layer_cost.Forms.absorbed_rows"
 FORMS = {  # how many leading rows of so many are absorbed
     "absorbed": lambda rows: rows,
-    "materialised": lambda _rows: 0,
+    "materialized": lambda _rows: 0,
     "both": lambda rows: (rows + 1) // 2,
 }
-"""The cost model, whose constants are an H200's, materialises all rows of small models."""
+"""The cost model, whose constants are an H200's, materializes all rows of small models."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def rows_in(form: str | None, pool) -> Iterator[Counter[str]]:
         absorbed = pool.mla.absorbed_rows
         for row, length in enumerate(query_lens):
             if length > 0:
-                counts["absorbed" if row < absorbed else "materialised"] += 1
+                counts["absorbed" if row < absorbed else "materialized"] += 1
         counts["largest"] = max(counts["largest"], len(query_lens))
 
     with patch.object(pool.mla, "plan", counting):
@@ -44,9 +44,9 @@ def rows_in(form: str | None, pool) -> Iterator[Counter[str]]:
 
 def assert_counts(counts: Counter[str], form: str | None) -> None:
     """Hold what was counted against what a form promises; a step of one row has one form alone."""
-    absorbed, materialised = counts["absorbed"], counts["materialised"]
-    assert absorbed + materialised > 0
+    absorbed, materialized = counts["absorbed"], counts["materialized"]
+    assert absorbed + materialized > 0
     if form is not None:
-        assert (absorbed > 0) == (form != "materialised"), counts
-        has_others = form == "materialised" or (form == "both" and counts["largest"] > 1)
-        assert (materialised > 0) == has_others, counts
+        assert (absorbed > 0) == (form != "materialized"), counts
+        has_others = form == "materialized" or (form == "both" and counts["largest"] > 1)
+        assert (materialized > 0) == has_others, counts

@@ -1,4 +1,4 @@
-"""transformers: what libraries of adapters, offloading and quantisation make of ``kv_b_proj``.
+"""transformers: what libraries of adapters, offloading and quantization make of ``kv_b_proj``.
 
 ``test_hf_projection.py`` imitates them; here the libraries themselves change the model.
 """

@@ -62,14 +62,14 @@ class Wrapped(nn.Module):
 
 
 class Packed(nn.Module):
-    """A projection whose weight is a method, as torch's dynamic quantisation leaves it."""
+    """A projection whose weight is a method, as torch's dynamic quantization leaves it."""
 
     def weight(self):
         raise NotImplementedError
 
 
 class Codes(torch.Tensor):
-    """A weight as libraries of quantisation keep it: a subclass that says it is of floats."""
+    """A weight as libraries of quantization keep it: a subclass that says it is of floats."""
 
 
 class Twice(nn.Module):
@@ -113,7 +113,7 @@ def sequence(attention, _patch):
 
 
 @change("kv_b_proj is a Packed of test_hf_projection")
-def dynamic_quantisation(attention, _patch):
+def dynamic_quantization(attention, _patch):
     replace(attention, Packed())
 
 

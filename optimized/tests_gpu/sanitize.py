@@ -67,12 +67,12 @@ def run(config: MlaConfig, lens: list[tuple[int, int]], variant: AttendVariant |
     model.mla.gather_context(model.cache(0), ckv, k_pe)
     assert ckv.isfinite().all()
     q = batch.tokens["q"][:, 0]
-    codes, _ = model.mla.quantise_queries(q[..., : ckv.shape[1]], q[..., ckv.shape[1] :])
+    codes, _ = model.mla.quantize_queries(q[..., : ckv.shape[1]], q[..., ckv.shape[1] :])
     assert codes.float().isfinite().all()
 
 
 def run_prefill(*, causal: bool, portable: bool) -> None:
-    """Attend to rows of materialised heads, on the kernel that head sizes choose."""
+    """Attend to rows of materialized heads, on the kernel that head sizes choose."""
     changes = {"qk_nope_head_dim": 32, "v_head_dim": 32} if portable else {}
     step = build(PREFILL, causal=causal, **changes)
     prefill = Prefill(step.config)

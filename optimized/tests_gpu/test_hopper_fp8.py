@@ -73,9 +73,9 @@ def assert_close_to_exact(model, batch, out, lse):
     A weight is off by 1 / 16 of itself at most, and the others of its pair by as much the other
     way; their sum as well. So is the lse, and by what queries are rounded by here.
     """
-    quantise, tokens = model.mla._core.quantise, batch.num_tokens
-    codes = quantise.codes[:tokens].view(torch.float8_e4m3fn).float()
-    q = (codes * quantise.scales[:tokens, :, None]).to(model.mla.config.dtype)
+    quantize, tokens = model.mla._core.quantize, batch.num_tokens
+    codes = quantize.codes[:tokens].view(torch.float8_e4m3fn).float()
+    q = (codes * quantize.scales[:tokens, :, None]).to(model.mla.config.dtype)
     # Queries and keys are rotated by now.
     config = replace(model.mla.config, products="exact", rope=None)
     variant = portable_variant(demand_of(config, "sm90"), most_query_len(config))
@@ -126,9 +126,9 @@ def test_queries_are_what_was_asked():
     """S-5, S-11: codes times scales are the queries, but for what e4m3 rounds."""
     model, batch = fast_model("mixed")
     model.eager(batch)
-    quantise, q = model.mla._core.quantise, batch.tokens["q"][:, -1].float()
-    scales = quantise.scales[: len(q), :, None]
-    codes = quantise.codes[: len(q)].view(torch.float8_e4m3fn).float()
+    quantize, q = model.mla._core.quantize, batch.tokens["q"][:, -1].float()
+    scales = quantize.scales[: len(q), :, None]
+    codes = quantize.codes[: len(q)].view(torch.float8_e4m3fn).float()
     torch.testing.assert_close(scales, q.abs().amax(-1, keepdim=True) / 448, rtol=1e-6, atol=0.0)
     half_step = torch.maximum(q.abs() / 16, scales * 2.0**-10)
     assert ((codes * scales - q).abs() <= half_step * (1 + 1e-5)).all()

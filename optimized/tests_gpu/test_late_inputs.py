@@ -276,7 +276,7 @@ def test_gather_context(name, captured):
 
 @MODES
 @pytest.mark.parametrize("is_given", [False, True], ids=["own-scales", "given-scale"])
-def test_quantise_queries(is_given, captured):
+def test_quantize_queries(is_given, captured):
     """Queries, and the scale that is given, come late."""
     step = Step("tile-fp8")
     step.appended()
@@ -286,7 +286,7 @@ def test_quantise_queries(is_given, captured):
     def run():
         q = step.q[:, 0]
         given = scale if is_given else None
-        found[:] = step.mla.quantise_queries(q[..., :R], q[..., R:], scale=given)
+        found[:] = step.mla.quantize_queries(q[..., :R], q[..., R:], scale=given)
 
     inputs = {"q": (step.q, torch.zeros_like(step.q))}
     if is_given:
@@ -400,7 +400,7 @@ def test_prefill(dims, captured):
 
 
 @MODES
-@pytest.mark.parametrize("absorbed_rows", [0, 1, 2], ids=["materialised", "mixed", "absorbed"])
+@pytest.mark.parametrize("absorbed_rows", [0, 1, 2], ids=["materialized", "mixed", "absorbed"])
 def test_layer(absorbed_rows, captured):
     """Queries, the cache and the layer's weights come late."""
     attention = MlaConfig(

@@ -120,7 +120,7 @@ def test_one_piece_chunks_and_hits(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_mixed_step(name):
-    """S-21: decode rows absorbed, a hit and a prompt materialised, in one call."""
+    """S-21: decode rows absorbed, a hit and a prompt materialized, in one call."""
     request = Request(name)
     request.append_all()
     rows = [(2999, 3000), (64, 65), (1000, 1001), (2000, 2300), (0, 500)]

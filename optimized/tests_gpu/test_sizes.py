@@ -234,19 +234,19 @@ def test_lines_gathered(name):
         assert same(found, right[:count])
 
 
-def test_queries_quantised():
+def test_queries_quantized():
     """S-12: codes and scales of each token are those that it has in a smaller step."""
     mla, rows = many_rows("tile-fp8", context=0)
 
-    def quantised(first, last):
+    def quantized(first, last):
         q = rows.q[rows.plan(mla, first, last)]
-        return [tensor.clone() for tensor in mla.quantise_queries(q[..., :R], q[..., R:])]
+        return [tensor.clone() for tensor in mla.quantize_queries(q[..., :R], q[..., R:])]
 
-    pieces = [quantised(first, last) for first, last in rows.pieces()]
+    pieces = [quantized(first, last) for first, last in rows.pieces()]
     right = [torch.cat(parts) for parts in zip(*pieces, strict=True)]
     del pieces
     for count in TOKENS:
-        for mine, whole in zip(quantised(0, rows.rows_of(count)), right, strict=True):
+        for mine, whole in zip(quantized(0, rows.rows_of(count)), right, strict=True):
             assert torch.equal(bits(mine), bits(whole[:count]))
 
 
@@ -302,7 +302,7 @@ def test_prefill(shape, value):
         torch.testing.assert_close(mine[1], lse[:count], rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("absorbed_rows", [0, 1], ids=["materialised", "absorbed"])
+@pytest.mark.parametrize("absorbed_rows", [0, 1], ids=["materialized", "absorbed"])
 def test_layer(absorbed_rows):
     """S-21: one row of as many queries, in one piece and in chunks."""
     attention = MlaConfig(

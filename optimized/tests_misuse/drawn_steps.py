@@ -32,7 +32,7 @@ READS = {
     | {"slot_mapping": ("negative", "zero", "too large", "not monotone", "inconsistent")},
     "attend": _PLAN,
     "gather_context": _PLAN,
-    "quantise_queries": _LENGTHS | {"scale": ("negative", "zero", "too large", "inconsistent")},
+    "quantize_queries": _LENGTHS | {"scale": ("negative", "zero", "too large", "inconsistent")},
 }
 SPOILT = sorted({(value, kind) for of in READS.values() for value in of for kind in of[value]})
 

@@ -216,8 +216,8 @@ def _calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             lambda **k: _planned("mla").gather_context(**k),
             {"cache": _cache()} | lines,
         ),
-        "PagedMla.quantise_queries": (
-            lambda **k: _planned("mla").quantise_queries(**k),
+        "PagedMla.quantize_queries": (
+            lambda **k: _planned("mla").quantize_queries(**k),
             {"q_nope": _normal(T, H, R), "q_pe": _normal(T, H, P), "scale": scale},
         ),
         "MlaLayer.plan": (_of_fields(of["layer"].plan), _step(**host)),

@@ -27,7 +27,7 @@ _OF_STEPS = {
     "seq_lens": ("negative", "zero", "too large", "inconsistent"),
     "block_table": ("negative", "zero", "too large", "inconsistent"),
 }
-READS = {"absorbed rows": _OF_STEPS, "materialised rows": _OF_STEPS}
+READS = {"absorbed rows": _OF_STEPS, "materialized rows": _OF_STEPS}
 _NAMES = ["few", "tile_fp8", "few_non_causal"] if ON_GPU else ["causal", "rope", "fp8_ds_mla"]
 _N, _V = (128, 128) if ON_GPU else (16, 32)
 _TOLERANCE = 5e-2 if ON_GPU else 1e-3
@@ -45,7 +45,7 @@ class Layer:
     query_lens, max_seq_lens : tuple of int
         What the host is told otherwise.
     room : int
-        Keys that are materialised at a time.
+        Keys that are materialized at a time.
     """
 
     step: Step
@@ -86,7 +86,7 @@ def launches(layer: Layer) -> list[str]:
     """Return the forms of a draw's rows."""
     absorbed, rows = layer.absorbed_rows, len(layer.step.seq_lens)
     forms = ["absorbed rows"] if absorbed is None or absorbed > 0 else []
-    return forms if absorbed is None or absorbed == rows else [*forms, "materialised rows"]
+    return forms if absorbed is None or absorbed == rows else [*forms, "materialized rows"]
 
 
 @cache

@@ -46,7 +46,7 @@ class Step:
     slots : tuple of int or None
         Named slots.
     scale : float or None
-        Of quantised queries.
+        Of quantized queries.
     max_query_len : int or None
     seed : int
         Of the contents, and of the strides.
@@ -238,7 +238,7 @@ class Trial:
             mla.append(ckv, k_pe, cache, named)
             mla.attend(q_nope, q_pe, cache, out=out, lse=lse)
             mla.gather_context(cache, lines, lines_pe)
-            codes, scales = mla.quantise_queries(q_nope, q_pe, scale=scale)
+            codes, scales = mla.quantize_queries(q_nope, q_pe, scale=scale)
         guards.check()
         lines = torch.cat([lines, lines_pe], dim=1)
         return _ran(config, mla, cache, before, (out, lse, lines, codes, scales))
@@ -332,7 +332,7 @@ class Trial:
             mla.append(latents[:, :rank], latents[:, rank:], cache, named)
             out, lse = mla.attend(q_nope, q_pe, cache)
             mla.gather_context(cache, lines[:, :rank], lines[:, rank:])
-            codes, scales = mla.quantise_queries(q_nope, q_pe, scale=scale)
+            codes, scales = mla.quantize_queries(q_nope, q_pe, scale=scale)
         return _ran(config, mla, cache, before, (out, lse, lines, codes, scales))
 
     def _lines_of(self, row: Row) -> torch.Tensor:

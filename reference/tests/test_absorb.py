@@ -31,9 +31,9 @@ def layer(seed: int, context: int, new: int = 4):
     return q, one, kv_b_proj, replace(made, problem=problem)
 
 
-def materialised(made, one, q, weights):
+def materialized(made, one, q, weights):
     """Return the same step as a prefill."""
-    k_nope, v = weights.materialise(one.ckv, "float32", Rounding.EXACT)
+    k_nope, v = weights.materialize(one.ckv, "float32", Rounding.EXACT)
     return PrefillBatch(
         cu_seqlens_q=np.array([0, len(q)], np.int32),
         cu_seqlens_k=np.array([0, len(one)], np.int32),
@@ -71,7 +71,7 @@ def test_the_projections_by_hand():
     weights = UpProjection.of_kv_b_proj(np.array([[1.0, 2.0], [10.0, 1.0]]), one)
     assert weights.absorb(np.array([[[3.0]]]), "float32").tolist() == [[[3.0, 6.0]]]
     assert weights.project(np.array([[[4.0, 5.0]]])).tolist() == [[[45.0]]]
-    k_nope, v = weights.materialise(np.array([[4.0, 5.0], [1.0, 0.0]]), "float32")
+    k_nope, v = weights.materialize(np.array([[4.0, 5.0], [1.0, 0.0]]), "float32")
     assert k_nope.tolist() == [[[14.0]], [[1.0]]]
     assert v.tolist() == [[[45.0]], [[10.0]]]
 
@@ -85,7 +85,7 @@ def test_both_forms_are_one_function(seed, context):
     absorbed_queries = weights.absorb(q, "float32", Rounding.EXACT)
     batch = replace(made.batch, q_nope=absorbed_queries)
     absorbed = attend(made.problem, batch, made.image, Rounding.EXACT)
-    answer = prefill(made.problem, materialised(made, one, q, weights), Rounding.EXACT)
+    answer = prefill(made.problem, materialized(made, one, q, weights), Rounding.EXACT)
     np.testing.assert_allclose(weights.project(absorbed.out), answer.out, atol=1e-10)
     np.testing.assert_allclose(absorbed.lse, answer.lse, atol=1e-10)
 
@@ -95,7 +95,7 @@ def test_the_transformers_library_computes_the_same(context):
     """S-21: its eager attention of DeepSeek-V3 is a second oracle, which shares no code."""
     q, one, kv_b_proj, made = layer(context, context)
     weights = UpProjection.of_kv_b_proj(kv_b_proj, DIMS)
-    answer = prefill(made.problem, materialised(made, one, q, weights), Rounding.EXACT)
+    answer = prefill(made.problem, materialized(made, one, q, weights), Rounding.EXACT)
     theirs = eager_attention(
         q, made.batch.q_pe, kv_b_proj, one.ckv, one.k_pe, made.problem.softmax_scale
     )
@@ -106,17 +106,17 @@ def test_keys_and_values_are_rounded_once():
     """S-21: a product of 16-bit weights and latents is summed, then rounded; nothing before."""
     weights = UpProjection(np.array([[[1.0, 2**-9]]]), np.array([[[1.0, 2**-9]]]))
     ckv = np.array([[1.0, 1.0], [1.0, 3.0]])
-    k_nope, v = weights.materialise(ckv, "bfloat16")
+    k_nope, v = weights.materialize(ckv, "bfloat16")
     exact = np.array([1 + 2**-9, 1 + 3 * 2**-9])  # below, and above, the middle of two bfloat16
     assert k_nope.ravel().astype(float).tolist() == [1.0, 1 + 2**-7]
     assert (k_nope == v).all()
     assert (
-        weights.materialise(ckv, "bfloat16", Rounding.EXACT)[0].ravel().tolist() == exact.tolist()
+        weights.materialize(ckv, "bfloat16", Rounding.EXACT)[0].ravel().tolist() == exact.tolist()
     )
     absorbed = weights.absorb(np.array([[[1 / 3]]]), "bfloat16")
     assert (absorbed == round_to(np.array([[[1 / 3, 2**-9 / 3]]]), "bfloat16")).all()
 
 
-def test_the_scale_is_that_of_the_materialised_head():
+def test_the_scale_is_that_of_the_materialized_head():
     """S-5: (N + P)^-0.5 with N = 3 and P = 2, though absorbed keys are R + P = 6 wide."""
     assert yarn_softmax_scale(DIMS) == pytest.approx(5**-0.5)

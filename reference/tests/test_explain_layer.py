@@ -67,7 +67,7 @@ def test_a_right_layer(tmp_path: Path, dtype: str, rope: Rope | None):
 @pytest.mark.parametrize("name", [
     "chunks-past-the-first-are-dropped",
     "chunks-are-merged-in-another-base",
-    "materialised-rows-are-answered-first",
+    "materialized-rows-are-answered-first",
     "weights-are-split-in-halves",
 ])  # fmt: skip
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

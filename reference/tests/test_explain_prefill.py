@@ -43,7 +43,7 @@ def prefilled(name: str = "", dtype: str = "float32", *, causal: bool = True) ->
     return Dump(problem=problem, arrays=arrays)
 
 
-def quantised(name: str = "", scale: float | None = None, rope: Rope | None = None) -> Dump:
+def quantized(name: str = "", scale: float | None = None, rope: Rope | None = None) -> Dump:
     """Return queries, and the codes and scales that an oracle or a fault made of them."""
     case = QueryCase(
         group="queries", rows=(Row(37, 5), Row(0, 1), Row(75, 3)), scale=scale, uneven=True,
@@ -51,7 +51,7 @@ def quantised(name: str = "", scale: float | None = None, rope: Rope | None = No
     )  # fmt: skip
     [batch] = build_queries(case, SMALL, "float32")
     problem = case.problem(SMALL, "float32")
-    codes, scales = wrong_oracle(name).quantise_queries(problem, batch, scale)
+    codes, scales = wrong_oracle(name).quantize_queries(problem, batch, scale)
     arrays = {name: x for name, x in vars(batch).items() if x is not None and name in KEPT}
     arrays |= {"query_codes": codes, "query_scales": scales}
     if scale is not None:
@@ -138,7 +138,7 @@ def test_prefills_that_no_rule_allows():
 @pytest.mark.parametrize("rope", [None, Rope(RopePairing.NEOX)])
 def test_right_queries(scale: float | None, rope: Rope | None):
     """S-11, S-12: codes of their own scales, and of one that was given."""
-    found = explain(quantised(scale=scale, rope=rope))
+    found = explain(quantized(scale=scale, rope=rope))
     assert not found.is_broken
     assert "codes and scales of queries" in [f.what for f in found.found.findings]
 
@@ -149,12 +149,12 @@ def test_right_queries(scale: float | None, rope: Rope | None):
         ("heads-of-a-query-share-a-scale", None, None),
         ("a-given-query-scale-is-ignored", 0.03, None),
         ("large-queries-become-nan", 0.001, None),
-        ("queries-are-quantised-before-they-are-rotated", None, Rope(RopePairing.NEOX)),
+        ("queries-are-quantized-before-they-are-rotated", None, Rope(RopePairing.NEOX)),
     ],
 )
 def test_wrong_queries_are_named(name: str, scale: float | None, rope: Rope | None):
     """S-11, S-12: the fault is first."""
-    found = explain(quantised(name, scale, rope))
+    found = explain(quantized(name, scale, rope))
     assert found.found.first is not None
     assert found.found.first.rule == "S-11"
     assert found.best[0].hypothesis.name == name
@@ -163,4 +163,4 @@ def test_wrong_queries_are_named(name: str, scale: float | None, rope: Rope | No
 def test_a_scale_that_nothing_can_be_divided_by():
     """S-11: it is refused by name."""
     with pytest.raises(InvalidArgument, match="scale"):
-        explain(changed(quantised(), query_scale=np.array(0, np.float32)))
+        explain(changed(quantized(), query_scale=np.array(0, np.float32)))

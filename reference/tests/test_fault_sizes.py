@@ -8,7 +8,7 @@ import pytest
 
 from paged_mla_reference.faults import CATALOGUE
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_reference.rules.materialise import materialise
+from paged_mla_reference.rules.materialize import materialize
 from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.inputs import build_steps
@@ -21,7 +21,7 @@ ROPE = Rope(RopePairing.NEOX)
 def step_bytes(oracle: Oracle, case: Case) -> bytes:
     """Return everything a step gives: its plan, what it writes and what it answers."""
     [step] = build_steps(case, DIMS, "float32")
-    batch, before = materialise(step)
+    batch, before = materialize(step)
     plan = oracle.metadata(step.problem, batch)
     written = oracle.append(step.problem, batch, before)
     answer = oracle.attend(step.problem, batch, RIGHT.append(step.problem, batch, before))

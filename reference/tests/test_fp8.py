@@ -12,7 +12,7 @@ from reference_scenes import DIMS, problem_of, request, scene
 from paged_mla_reference.backend import create
 from paged_mla_reference.rules.cache import copy_slots, gather_context, read_slots, write_slots
 from paged_mla_reference.rules.encoding import ENCODINGS, as_cached
-from paged_mla_reference.rules.fp8 import FP8, SMALLEST_SCALE, quantise, scale_of
+from paged_mla_reference.rules.fp8 import FP8, SMALLEST_SCALE, quantize, scale_of
 from paged_mla_reference.rules.rounding import round_to, widen
 from paged_mla_reference.rules.validation.inputs import validate_problem
 from paged_mla_shared.errors import InvalidArgument
@@ -84,7 +84,7 @@ def test_scales_from_the_data_by_hand():
     lines = np.array([[1.0, -896.0], [np.inf, 448.0], [np.nan, 44.8], [0, 0], [1e-38, 0]], F32)
     expected = [2.0, 1.0, F32(44.8) / F32(448), TINY, TINY]
     assert scale_of(lines).tolist() == expected
-    assert quantise(lines[1:3], scale_of(lines[1:3])[:, None]).tolist() == [
+    assert quantize(lines[1:3], scale_of(lines[1:3])[:, None]).tolist() == [
         [0x7E, 0x7E],
         [0x7F, 0x7E],
     ]
@@ -175,7 +175,7 @@ class TestGroups:
         assert codes_at(after, 4) == codes_at(image, 4)
         assert codes_at(after, 5)[:2] == [even(56), even(3.5)]
 
-    def test_a_larger_token_requantises_the_kept_one(self):
+    def test_a_larger_token_requantizes_the_kept_one(self):
         """S-11: e4m3((code x 1) / 3), in float32."""
         after = write_slots(self.start(), np.array([5]), *self.LARGE)
         assert self.scale(after, 5) == 3.0

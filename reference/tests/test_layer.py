@@ -91,7 +91,7 @@ def test_absorbed_rows_see_what_the_mask_lets_them(mask):
 @pytest.mark.parametrize("mask", [mask for mask in MASKS if mask is not Mask.CAUSAL])
 @pytest.mark.parametrize("rows", [0, 1, 2])
 def test_rows_of_other_masks_are_all_absorbed(mask, rows):
-    """S-21: materialised rows are causal, so that another mask would have the answer of none."""
+    """S-21: materialized rows are causal, so that another mask would have the answer of none."""
     problem, batch, _, _ = of_mask(mask)
     validate_layer(problem, batch)
     with pytest.raises(InvalidArgument) as raised:

@@ -9,8 +9,8 @@ import pytest
 from reference_scenes import DIMS, request, scene
 
 from paged_mla_reference.oracle import ReferenceRunner
-from paged_mla_reference.rules.fp8 import SMALLEST_SCALE, quantise, scale_of
-from paged_mla_reference.rules.queries import quantise_queries
+from paged_mla_reference.rules.fp8 import SMALLEST_SCALE, quantize, scale_of
+from paged_mla_reference.rules.queries import quantize_queries
 from paged_mla_reference.rules.rope import rotate
 from paged_mla_reference.rules.rounding import round_to, widen
 from paged_mla_reference.tolerance.compare import Mismatch
@@ -34,7 +34,7 @@ def asked(*lines, dtype="float32", **changes):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_each_head_has_a_scale_of_both_parts(dtype):
     """S-11: 448 / 448 and 7 / 448; the largest of a head is code 0x7e, half of it 0x76."""
-    codes, scales = quantise_queries(
+    codes, scales = quantize_queries(
         *asked([1, 2, 4, 224, 448, -448], [7, -3.5, 0, 1.75, 3.5, -0.0], dtype=dtype)
     )
     assert scales.tolist() == [[1.0, 0.015625]]
@@ -46,7 +46,7 @@ def test_each_head_has_a_scale_of_both_parts(dtype):
 
 def test_a_given_scale_divides_all_and_is_handed_back():
     """S-11: 3 / 0.5 is 6; past 448 x 0.5 it is 224."""
-    codes, scales = quantise_queries(*asked([3, -3, 0, 225, -1e30, 0.5], [0.5] * 6), 0.5)
+    codes, scales = quantize_queries(*asked([3, -3, 0, 225, -1e30, 0.5], [0.5] * 6), 0.5)
     assert scales.tolist() == [[0.5, 0.5]]
     assert codes[0, 0].tolist() == [0x4C, 0xCC, 0x00, 0x7E, 0xFE, 0x38]
 
@@ -55,8 +55,8 @@ def test_a_given_scale_divides_all_and_is_handed_back():
 def test_what_is_no_number_is_none(scale, zero):
     """S-11: infinities and NaN of both signs are 0x7f, and have no say in a scale."""
     odd = [np.inf, -np.inf, np.nan, 448.0, -np.nan, 0.0]
-    codes, scales = quantise_queries(*asked(odd, [0.0] * 6), scale)
-    right = quantise(np.array([448.0, 0.0], F32), scales[0, 0]).tolist()
+    codes, scales = quantize_queries(*asked(odd, [0.0] * 6), scale)
+    right = quantize(np.array([448.0, 0.0], F32), scales[0, 0]).tolist()
     assert codes[0, 0].tolist() == [0x7F, 0x7F, 0x7F, right[0], 0x7F, right[1]]
     assert scales[0].tolist() == [1.0 if scale is None else 2.0, zero]
     assert not codes[0, 1].any()
@@ -72,11 +72,11 @@ def test_queries_are_rotated_and_rounded_first(dtype, scale):
     turned = round_to(rotate(widen(batch.q_pe), np.array([2]), rope), dtype)
     unrotated = replace(problem, rope=None), replace(batch, q_pe=turned)
     for mine, theirs in zip(
-        quantise_queries(problem, batch, scale), quantise_queries(*unrotated, scale), strict=True
+        quantize_queries(problem, batch, scale), quantize_queries(*unrotated, scale), strict=True
     ):
         assert mine.tobytes() == theirs.tobytes()
-    codes, _ = quantise_queries(replace(problem, rope=None), batch, scale)
-    assert codes[..., 4:].tolist() != quantise_queries(problem, batch, scale)[0][..., 4:].tolist()
+    codes, _ = quantize_queries(replace(problem, rope=None), batch, scale)
+    assert codes[..., 4:].tolist() != quantize_queries(problem, batch, scale)[0][..., 4:].tolist()
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan, 1e-60])
@@ -84,13 +84,13 @@ def test_a_scale_that_divides_nothing_is_refused(scale):
     """S-11: a given scale is a finite float32 > 0."""
     problem, batch = asked([1] * 6, [1] * 6)
     with pytest.raises(InvalidArgument, match="scale"):
-        ReferenceRunner(problem).quantise_queries(batch, scale)
+        ReferenceRunner(problem).quantize_queries(batch, scale)
 
 
 def test_the_backend_answers_for_every_token():
     """S-11: [T, H, R + P] and [T, H]."""
     problem, batch = asked([1] * 6, [2] * 6)
-    codes, scales = ReferenceRunner(problem).quantise_queries(batch, None)
+    codes, scales = ReferenceRunner(problem).quantize_queries(batch, None)
     assert codes.shape == (1, DIMS.num_heads, 6)
     assert scales.tolist() == [[F32(1) / F32(448), F32(2) / F32(448)]]
 
@@ -110,14 +110,14 @@ def test_a_scale_may_be_that_of_a_neighbour_where_the_largest_is_rotated(
 ):
     """S-12: what 5 and 0 are rotated to may be an ulp more: another scale, and codes of that."""
     problem, step = asked(line, line, dtype=dtype, rope=Rope(RopePairing.INTERLEAVED))
-    right = quantise_queries(problem, step)
+    right = quantize_queries(problem, step)
     turned = round_to(rotate(widen(step.q_pe), np.array([2]), problem.rope), dtype)
     x = np.concatenate([step.q_nope, turned], axis=-1)  # [1, 2, R + P]
     largest = np.s_[..., np.abs(widen(x[0, 0])).argmax()]
     for _ in range(ulps):
         x[largest] = np.nextafter(x[largest], np.array(np.inf, x.dtype) * np.sign(x[largest]))
     scales = scale_of(x.astype(F32))
-    answer = quantise(x.astype(F32), scales[..., None]), scales
+    answer = quantize(x.astype(F32), scales[..., None]), scales
     if is_right:
         check_queries(problem, step, answer, right, given=None)
         with pytest.raises(Mismatch, match="codes of queries"):
@@ -131,7 +131,7 @@ def test_a_given_scale_has_no_neighbour():
     """S-11: not where a rotated number is larger than it holds, either."""
     sizes = [1, 2, 3, 0.7, 500, 0]
     problem, step = asked(sizes, sizes, dtype="bfloat16", rope=Rope(RopePairing.INTERLEAVED))
-    codes, scales = right = quantise_queries(problem, step, 0.5)
+    codes, scales = right = quantize_queries(problem, step, 0.5)
     check_queries(problem, step, right, right, given=0.5)
     moved = codes, scales * F32(1 + 2**-9)
     with pytest.raises(Mismatch, match="scales of queries"):

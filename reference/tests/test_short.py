@@ -10,7 +10,7 @@ import pytest
 from paged_mla_reference.rules.attention import Answer, attend, attend_visible
 from paged_mla_reference.rules.cache import append
 from paged_mla_reference.rules.masks import keys_seen, visibility
-from paged_mla_reference.rules.materialise import materialise
+from paged_mla_reference.rules.materialize import materialize
 from paged_mla_reference.rules.rounding import Rounding, round_to, widen
 from paged_mla_reference.tolerance.compare import Mismatch, check_output
 from paged_mla_reference.tolerance.short import FEWEST_QUERIES, check_short
@@ -34,7 +34,7 @@ def step_of(keys: int, dtype: str, **more: object) -> tuple[Problem, Batch, Cach
     rows = (Row(keys, 1),) * ROWS
     case = Case(group="exact", name="test", why="", rules=("S-22",), rows=rows, **more)
     [step] = build_steps(case, DIMS, dtype)
-    batch, before = materialise(step)
+    batch, before = materialize(step)
     return step.problem, batch, append(step.problem, batch, before)
 
 
@@ -135,7 +135,7 @@ def test_wrong(keys, dtype, weighing):
 def test_specification(case, dtype):
     """S-22: each case of short rows has enough queries of each of seven lengths."""
     [step] = build_steps(case, DIMS, dtype)
-    batch, before = materialise(step)
+    batch, before = materialize(step)
     image = append(step.problem, batch, before)
     assert len(check_short(*_right_answer(step.problem, batch, image))) == 7
 

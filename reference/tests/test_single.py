@@ -8,7 +8,7 @@ import pytest
 from paged_mla_reference.rules.attention import Answer, attend
 from paged_mla_reference.rules.cache import append
 from paged_mla_reference.rules.masks import keys_seen
-from paged_mla_reference.rules.materialise import materialise
+from paged_mla_reference.rules.materialize import materialize
 from paged_mla_reference.rules.prefill import prefill
 from paged_mla_reference.rules.rounding import Rounding, round_to, widen
 from paged_mla_reference.tolerance.compare import Mismatch
@@ -30,7 +30,7 @@ HALF = ("bfloat16", "float16")
 def answered(case: Case, dtype: str) -> tuple[Problem, Answer, Output, np.ndarray]:
     """Return a case's problem, its exact and rounded answers, and how many equal keys are seen."""
     [step] = build_steps(case, DIMS, dtype)
-    batch, before = materialise(step)
+    batch, before = materialize(step)
     problem, image = step.problem, append(step.problem, batch, before)
     exact, rounded = (attend(problem, batch, image, r) for r in (Rounding.EXACT, Rounding.SPEC))
     return (

@@ -65,7 +65,7 @@ def counting(plan):
             plan(self, *args, query_lens=query_lens, **kwargs)
         for row, length in enumerate(query_lens):
             if length > 0:
-                ROWS["absorbed" if row < self.absorbed_rows else "materialised"] += 1
+                ROWS["absorbed" if row < self.absorbed_rows else "materialized"] += 1
 
     return counted
 
@@ -146,7 +146,7 @@ def pytest_sessionfinish(session):
     ours = [test for test in unlisted if passes_without(test)]
     wrong = [f"{test} fails by nothing that is listed" for test in ours]
     wrong += [f"no test fails by {name!r}" for name in ERRORS if not found[name]]
-    wrong += [f"no row was {form}" for form in ("absorbed", "materialised") if not ROWS[form]]
+    wrong += [f"no row was {form}" for form in ("absorbed", "materialized") if not ROWS[form]]
     VERDICT.append(f"{len(PASSED - FAILED.keys())} passed, {len(FAILED)} failed, rows {dict(ROWS)}")
     VERDICT.extend(f"{count:4} {name or 'not listed'}" for name, count in found.most_common())
     VERDICT.extend(f"{test} fails without a pool too" for test in unlisted if test not in ours)

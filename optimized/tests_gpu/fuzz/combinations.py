@@ -62,7 +62,7 @@ class Combination:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether heads are materialised."""
+        """Whether heads are materialized."""
         return self.family in {PREFILL, PORTABLE_PREFILL}
 
 

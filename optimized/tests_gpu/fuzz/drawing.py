@@ -346,7 +346,7 @@ def _rope(rng: random.Random) -> Rope | None:
 def _prefill(
     rng: random.Random, combination: Combination, number: int, name: str, steps: int, arch: str
 ) -> Draw:
-    """Return steps of materialised heads."""
+    """Return steps of materialized heads."""
     dtype = dtypes_of(combination.cache_format, arch)[0]
     interpreted = arch == INTERPRETER
     dims, runner = DEEPSEEK_V3, EAGER

@@ -17,7 +17,7 @@ from paged_mla_reference.rules.merge import merge
 from paged_mla_reference.rules.paging import NO_SLOT
 from paged_mla_reference.rules.positions import metadata
 from paged_mla_reference.rules.prefill import prefill
-from paged_mla_reference.rules.queries import quantise_queries
+from paged_mla_reference.rules.queries import quantize_queries
 from paged_mla_reference.rules.rounding import Rounding
 from paged_mla_reference.rules.validation.inputs import (
     validate_batch,
@@ -70,8 +70,8 @@ class Oracle:
         (S-5 to S-7), :func:`visible_answer`.
     gather_context : callable
         (S-1, S-9), :func:`paged_mla_reference.rules.cache.gather_context`.
-    quantise_queries : callable
-        (S-11), :func:`paged_mla_reference.rules.queries.quantise_queries`.
+    quantize_queries : callable
+        (S-11), :func:`paged_mla_reference.rules.queries.quantize_queries`.
     merge : callable
         (S-8), :func:`paged_mla_reference.rules.merge.merge`.
     prefill : callable
@@ -87,9 +87,9 @@ class Oracle:
     gather_context: Callable[[Problem, Batch, CacheImage], tuple[NDArray[Any], NDArray[Any]]] = (
         gather_context
     )
-    quantise_queries: Callable[
+    quantize_queries: Callable[
         [Problem, Batch, float | None], tuple[NDArray[np.uint8], NDArray[np.float32]]
-    ] = quantise_queries
+    ] = quantize_queries
     merge: Callable[[Sequence[Output]], Output] = merge
     prefill: Callable[[Problem, PrefillBatch], Output] = prefilled
     layer: Callable[[Problem, LayerBatch, CacheImage], Output] = layer
@@ -134,13 +134,13 @@ class ReferenceRunner(Runner):
         """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P]."""
         return self._oracle.gather_context(self._problem, self._taken(batch), self._image)
 
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Return the queries as e4m3 codes with scales (S-11)."""
         validate_batch(self._problem, batch)
         validate_query_scale(scale)
-        return self._oracle.quantise_queries(self._problem, batch, scale)
+        return self._oracle.quantize_queries(self._problem, batch, scale)
 
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to keys and values of every head (S-21)."""

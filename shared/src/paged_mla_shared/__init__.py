@@ -8,7 +8,7 @@ T     query tokens of the step, padded ones included
 H     query heads of this rank
 R     ``kv_lora_rank``: width of the cached latent ``ckv``
 P     ``qk_rope_head_dim``: width of the cached rotated key ``k_pe``
-N, V  ``qk_nope_head_dim``, ``v_head_dim`` of the materialised heads
+N, V  ``qk_nope_head_dim``, ``v_head_dim`` of the materialized heads
 M     width of the block table
 ====  ==========================================================================
 """

@@ -162,7 +162,7 @@ class Runner(Protocol):
         raise Unsupported(f"gather_context of {batch.num_rows} rows is not declared")
 
     @operation(Batch, tuple, codes=3, scales=2)
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Return the queries, rotated, as e4m3 codes [T, H, R + P] with scales [T, H] (S-11).

@@ -18,7 +18,7 @@ class MlaDims:
     qk_rope_head_dim : int
         P, even; width of the shared rotated key.
     qk_nope_head_dim, v_head_dim : int
-        N and V of the materialised form.
+        N and V of the materialized form.
 
     Notes
     -----

@@ -156,7 +156,7 @@ _OF_VERSION_3 = {
         lambda problem: problem.dtype,
     ),
     "absorbed_rows": _fixed("leading rows that are attended to absorbed", "int32"),
-    "workspace": _fixed("keys that are materialised at a time", "int64"),
+    "workspace": _fixed("keys that are materialized at a time", "int64"),
     "layer_out": _of_heads("its answer", *_QUERY, "v_head_dim"),
     "layer_lse": _of_heads("its lse", *_QUERY, dtype="float32"),
 }

@@ -22,10 +22,10 @@ class LayerBatch:
     kv_b_proj : dtype [H * (N + V), R]
         Latents to keys without position and to values, head by head.
     absorbed_rows : int
-        So many leading rows are attended to absorbed, the others over materialised keys: all of
+        So many leading rows are attended to absorbed, the others over materialized keys: all of
         them where the mask is not causal. What the answer is does not depend on it.
     workspace : int
-        Keys that are materialised at a time, at least ``max_query_tokens``; nor on this.
+        Keys that are materialized at a time, at least ``max_query_tokens``; nor on this.
     """
 
     step: Batch

@@ -1,4 +1,4 @@
-"""Ragged rows with keys and values of every head: what materialised attention is asked (S-21)."""
+"""Ragged rows with keys and values of every head: what materialized attention is asked (S-21)."""
 
 from __future__ import annotations
 

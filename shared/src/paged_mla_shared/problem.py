@@ -249,7 +249,7 @@ class Output:
 
     Parameters
     ----------
-    out : [T, H, R], or [T, H, V] of materialised attention
+    out : [T, H, R], or [T, H, V] of materialized attention
         In the problem's dtype for a whole answer, float32 for a partial.
     lse : float32 [T, H]
         Natural-log sum of exponentials of the scaled scores (S-7).

@@ -49,7 +49,7 @@ def create() -> KernelBackend:
 
 
 def attend(ops: Any, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise the queries of rows that hold a request, plan and launch."""
+    """Quantize the queries of rows that hold a request, plan and launch."""
     problem, rows = call.problem, len(call.seq_lens)
     q = call.q.view(rows, -1, *call.q.shape[1:]).float()
     asked = q[call.seq_lens > 0]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paged_mla_adapters.arrays import DTYPES, to_numpy, to_torch
 from paged_mla_adapters.declared import mode
-from paged_mla_reference.rules.fp8 import quantise
+from paged_mla_reference.rules.fp8 import quantize
 from paged_mla_reference.rules.positions import metadata
 from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.errors import Unsupported
@@ -123,7 +123,7 @@ class KernelRunner:
         written = slots >= 0
         rows = np.hstack([batch.ckv[written], batch.k_pe[written]])
         if self._is_fp8:
-            rows = quantise(
+            rows = quantize(
                 rows.astype(np.float32), np.array(self._problem.cache_scale, np.float32)
             )
         at = self._tensor(slots[written])

@@ -98,12 +98,12 @@ class RecordingRunner(ForwardingRunner):
         self.arrays |= {"gathered_ckv": ckv.copy(), "gathered_k_pe": k_pe.copy()}
         return ckv, k_pe
 
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Keep codes and scales."""
-        self._begin("quantise_queries", batch, scale)
-        codes, scales = self.inner.quantise_queries(batch, scale)
+        self._begin("quantize_queries", batch, scale)
+        codes, scales = self.inner.quantize_queries(batch, scale)
         self.arrays |= {"query_codes": codes.copy(), "query_scales": scales.copy()}
         if scale is not None:
             self.arrays["query_scale"] = np.array(scale, np.float32)

@@ -29,5 +29,5 @@ def test_deterministic(trial: Trial) -> None:
 
 @pytest.mark.mla(group="deterministic", ops=("layer",))
 def test_deterministic_layer(trial: Trial) -> None:
-    """S-20: rows of whole layers too, absorbed and materialised."""
+    """S-20: rows of whole layers too, absorbed and materialized."""
     check_layer_bits(trial)

@@ -107,8 +107,8 @@ def _ask(runner: Runner, call: str, good: Stage, bad: BadBatch) -> None:
     if call == "layer":
         layer = Layer.of(good, 0).asked(good.batch.num_rows, good.problem.max_query_tokens)
         runner.layer(replace(layer, step=bad.spoil(good.problem, layer.step)))
-    elif call == "quantise_queries":
-        runner.quantise_queries(spoilt, None)
+    elif call == "quantize_queries":
+        runner.quantize_queries(spoilt, None)
     else:
         getattr(runner, call)(spoilt)
 
@@ -152,7 +152,7 @@ def test_bad_partials(mla_run: Run, base: Bases, bad: BadPartials) -> None:
 
 
 @pytest.mark.mla(
-    group="errors", ops=("quantise_queries",), features=("validation", "mixed"), rules=("S-11",)
+    group="errors", ops=("quantize_queries",), features=("validation", "mixed"), rules=("S-11",)
 )
 @pytest.mark.parametrize("scale", BAD_QUERY_SCALES)
 def test_bad_query_scale(base: Bases, scale: float) -> None:
@@ -160,7 +160,7 @@ def test_bad_query_scale(base: Bases, scale: float) -> None:
     trial = base("causal")
     [good] = trial.stages()
     with pytest.raises(ValueError, match="scale"):
-        trial.prepare().quantise_queries(good.batch, scale)
+        trial.prepare().quantize_queries(good.batch, scale)
 
 
 def test_the_good_steps_are_good(mla_run: Run, base: Bases) -> None:

@@ -1,4 +1,4 @@
-"""Absorbed and materialised, whole and in parts, a step of a layer has one answer (S-21)."""
+"""Absorbed and materialized, whole and in parts, a step of a layer has one answer (S-21)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 
 from paged_mla_conformance.suite.trials.trial import Trial
 
-pytestmark = pytest.mark.mla(group="queries", ops=("quantise_queries",))
+pytestmark = pytest.mark.mla(group="queries", ops=("quantize_queries",))
 
 
 def test_queries(trial: Trial) -> None:

@@ -11,7 +11,7 @@ from paged_mla_optimized.config.arguments import check_at_least, check_kind, dev
 from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.operations.append.launch import Append
 from paged_mla_optimized.operations.attend.attention import Attention, Workspace
-from paged_mla_optimized.operations.queries.quantize import Quantise, QuantiseQueries
+from paged_mla_optimized.operations.queries.quantize import Quantize, QuantizeQueries
 from paged_mla_optimized.operations.queries.rope_tables import rope_tables
 from paged_mla_optimized.operations.queries.rotate import RotateQueries
 from paged_mla_optimized.planning.choice import demand_of, most_query_len, step_query_len
@@ -92,21 +92,21 @@ class Core:
         """Buffers of the latest planned step."""
         self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
         self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
-        self.quantise = None
+        self.quantize = None
         if any(v.family == TILE_FP8 for v in self.variants):
-            self.quantise = QuantiseQueries(config, self.facts.arch, self.tables)
+            self.quantize = QuantizeQueries(config, self.facts.arch, self.tables)
         self.rotate = None
         if config.rope is not None:
             self.rotate = RotateQueries(config, self.facts.arch, self.tables)
         self._attentions = [
             Attention(
-                config, v, self.facts, self.workspace, quantise=self.quantise, rotate=self.rotate
+                config, v, self.facts, self.workspace, quantize=self.quantize, rotate=self.rotate
             )
             for v in self.variants
         ]
         self._append = Append(config, self.facts.arch, self.tables)
         self._readers: dict[type[Reader], Reader] = {}
-        self._quantise = Quantise(config, self.facts.arch, self.tables)
+        self._quantize = Quantize(config, self.facts.arch, self.tables)
         self._has_inline_scales = config.stored.inline_scales > 0
         self.switch = CheckSwitch(self.device)
         self.writes_planned_slots = True
@@ -295,16 +295,16 @@ class Core:
             if config.lse_base == "2":
                 lse.mul_(config.lse_unit)
 
-    def quantise_queries(
+    def quantize_queries(
         self,
         plan: Plan,
         q_nope: torch.Tensor,
         q_pe: torch.Tensor,
         scale: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Check and quantise the queries of the step in `plan`; return codes and scales."""
+        """Check and quantize the queries of the step in `plan`; return codes and scales."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
-        checks.check_planned("quantise_queries", q_nope, num_tokens)
+        checks.check_planned("quantize_queries", q_nope, num_tokens)
         checks.check_queries(config, q_nope, q_pe, num_tokens, device)
         if scale is not None:
             checks.check_tensor("scale", scale, (), torch.float32, device)
@@ -313,7 +313,7 @@ class Core:
         codes = torch.empty((*lines, width), dtype=torch.uint8, device=device)
         scales = torch.empty(lines, dtype=torch.float32, device=device)
         if num_tokens > 0:
-            self._quantise.launch(
+            self._quantize.launch(
                 q_nope, q_pe, codes, scales, positions=plan.positions, scale=scale
             )
         return codes.view(torch.float8_e4m3fn), scales
@@ -347,6 +347,6 @@ class Core:
         }
         if self.rotate is not None:
             tensors["q_pe"] = self.rotate.q_pe
-        if self.quantise is not None:
-            tensors |= {"q_codes": self.quantise.codes, "q_scales": self.quantise.scales}
+        if self.quantize is not None:
+            tensors |= {"q_codes": self.quantize.codes, "q_scales": self.quantize.scales}
         return buffers_of(tensors)

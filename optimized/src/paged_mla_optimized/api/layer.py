@@ -1,4 +1,4 @@
-"""One attention layer between its projections: absorbed and materialised rows in one step."""
+"""One attention layer between its projections: absorbed and materialized rows in one step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from paged_mla_optimized.api.core import Core
-from paged_mla_optimized.api.materialized import Materialised, MaterialisedPlan
+from paged_mla_optimized.api.materialized import Materialized, MaterializedPlan
 from paged_mla_optimized.api.planned import PlannedStep, Planner, explained
 from paged_mla_optimized.api.warm_up import warm_up
 from paged_mla_optimized.config.arguments import check_kind, integer
@@ -47,10 +47,10 @@ class PlannedLayerStep(PlannedStep):
     Attributes
     ----------
     absorbed_rows : int
-        So many leading rows are attended to absorbed, the others materialised.
+        So many leading rows are attended to absorbed, the others materialized.
     absorbed : Plan
         Buffers that describe the absorbed rows.
-    materialised : MaterialisedPlan or None
+    materialized : MaterializedPlan or None
         Buffers that describe the others; ``None`` if there are none.
     """
 
@@ -59,29 +59,29 @@ class PlannedLayerStep(PlannedStep):
         plan: Plan,
         absorbed_rows: int,
         absorbed: Plan,
-        materialised: MaterialisedPlan | None = None,
+        materialized: MaterializedPlan | None = None,
     ) -> None:
         super().__init__(plan)
-        self.absorbed_rows, self.absorbed, self.materialised = absorbed_rows, absorbed, materialised
+        self.absorbed_rows, self.absorbed, self.materialized = absorbed_rows, absorbed, materialized
         self._absorbed_host = absorbed.host
 
     @property
     def absorbed_tokens(self) -> int:
-        """Tokens of the absorbed rows, and the padding of a step without materialised ones."""
+        """Tokens of the absorbed rows, and the padding of a step without materialized ones."""
         return self.absorbed.num_tokens
 
     def renew(self) -> Plan:
         """Make the step the latest one of its buffers again, those of its two forms too."""
         self.absorbed.host = self._absorbed_host
-        if self.materialised is not None:
-            self.materialised.renew()
+        if self.materialized is not None:
+            self.materialized.renew()
         return super().renew()
 
 
 class MlaLayer(Planner):
     """Latents and queries of heads in, values of heads out; one object for all layers of a model.
 
-    Rows are attended to absorbed, over the cache as it is, or materialised: their cached tokens
+    Rows are attended to absorbed, over the cache as it is, or materialized: their cached tokens
     are gathered and projected to keys and values of every head, in parts that fit the workspace.
     Both see what the cache holds after ``append``, so a token's answer is the same whether its row
     comes in one piece, in chunks or behind a prefix hit (S-19, S-21).
@@ -127,9 +127,9 @@ class MlaLayer(Planner):
         self._leading = [core.new_plan() for _ in core.plans]  # absorbed rows before others
         self._prices = Prices.of(config)
         self._has_warned_of_order = False
-        self.materialised = Materialised(config, core)
-        """What attends to the materialised rows."""
-        self._first_parts = [self.materialised.new_first_part() for _ in core.plans]
+        self.materialized = Materialized(config, core)
+        """What attends to the materialized rows."""
+        self._first_parts = [self.materialized.new_first_part() for _ in core.plans]
 
     @property
     def planned(self) -> PlannedLayerStep:
@@ -152,7 +152,7 @@ class MlaLayer(Planner):
     ) -> None:
         """Compile what any step launches, as :meth:`PagedMla.warm_up` does.
 
-        Materialised rows are asked with one token each over whatever the cache holds; nothing is
+        Materialized rows are asked with one token each over whatever the cache holds; nothing is
         written to it. The planned step is lost: plan again.
 
         Parameters
@@ -199,10 +199,10 @@ class MlaLayer(Planner):
         ----------
         step : MlaStep
             Without ``query_lens`` on the host all rows are absorbed. With them it has
-            ``max_seq_lens`` too: of materialised rows so many keys are read in all, and the last
+            ``max_seq_lens`` too: of materialized rows so many keys are read in all, and the last
             rows' keys past them left out.
         absorbed_rows : int or None
-            So many leading rows are absorbed, the others materialised; given for steps with
+            So many leading rows are absorbed, the others materialized; given for steps with
             ``query_lens``, and all rows where the mask is not causal. ``None`` chooses by the cost
             model of ``planning/layer_cost.py``. Rows with few queries come first in a fast step; in
             another order the answer is as right, and a warning is logged once.
@@ -244,7 +244,7 @@ class MlaLayer(Planner):
         else:
             leading.host = HostPlan()
         # The plan's own lengths: those of the caller may change before later parts are planned.
-        materialised = self.materialised.plan(
+        materialized = self.materialized.plan(
             self._first_parts[number],
             MlaStep(
                 plan.token_starts[rows : num_rows + 1],
@@ -255,10 +255,10 @@ class MlaLayer(Planner):
             num_keys=int(np.where(queries[rows:] > 0, keys[rows:], 0).sum()),
             positions=plan.positions[tokens : plan.num_tokens],
         )
-        return PlannedLayerStep(plan, rows, leading, materialised)
+        return PlannedLayerStep(plan, rows, leading, materialized)
 
     def _host_lengths(self, step: MlaStep, absorbed_rows: int | None) -> HostLengths | None:
-        """Return the lengths on the host by which rows are absorbed or materialised."""
+        """Return the lengths on the host by which rows are absorbed or materialized."""
         check_kind("step", step, MlaStep)
         host = HostLengths.of(self.config.attention, step)
         if host is None:
@@ -307,7 +307,7 @@ class MlaLayer(Planner):
         weights : HeadWeights
             The layer's; any strides.
         out : dtype [T, H, V] or None
-            In a step with materialised rows, a token of `q_nope`, `q_pe` and `out` is less than
+            In a step with materialized rows, a token of `q_nope`, `q_pe` and `out` is less than
             2 ** 24 elements from the next.
         lse : float32 [T, H] or None
             Where to write; ``None`` allocates, in the graph's own memory while one is captured.
@@ -353,9 +353,9 @@ class MlaLayer(Planner):
         if tokens < num_tokens:
             answer = Answer(out[tokens:], lse[tokens:])
             queries = Queries(q_nope[tokens:], q_pe[tokens:])
-            materialised = planned.materialised
-            assert materialised is not None
-            self.materialised.attend(materialised, queries, cache, weights, answer)
+            materialized = planned.materialized
+            assert materialized is not None
+            self.materialized.attend(materialized, queries, cache, weights, answer)
             if config.attention.lse_base == "2":
                 answer.lse.mul_(config.attention.lse_unit)
         return out, lse
@@ -415,18 +415,18 @@ class MlaLayer(Planner):
         return LayerExplanation(
             attention,
             absorbed_rows=rows,
-            materialised_rows=step.num_rows - rows,
-            materialised_keys=num_keys,
-            parts=-(-num_keys // max(self.config.room, 1)),  # 0 where no row is materialised
+            materialized_rows=step.num_rows - rows,
+            materialized_keys=num_keys,
+            parts=-(-num_keys // max(self.config.room, 1)),  # 0 where no row is materialized
         )
 
     def memory(self) -> list[Buffer]:
         """Return every tensor this instance holds on its device, largest first."""
-        tensors = self.materialised.tensors
+        tensors = self.materialized.tensors
         for number, plan in enumerate(self._leading):
             tensors |= {f"leading {name} {number}": buffer for name, buffer in plan.buffers.items()}
         for number, part in enumerate(self._first_parts):
-            tensors |= {f"materialised {name} {number}": t for name, t in part.tensors.items()}
+            tensors |= {f"materialized {name} {number}": t for name, t in part.tensors.items()}
         return sorted([*super().memory(), *buffers_of(tensors)], key=lambda one: -one.nbytes)
 
     def _choose(self, host: HostLengths, absorbed: int | None) -> int:

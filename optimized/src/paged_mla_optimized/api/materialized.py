@@ -1,4 +1,4 @@
-"""Rows of a step over materialised keys: gather, project, attend and merge, part by part (S-21)."""
+"""Rows of a step over materialized keys: gather, project, attend and merge, part by part (S-21)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_mla_optimized.api.prefill import Prefill
 from paged_mla_optimized.config.layer import LayerConfig
 from paged_mla_optimized.operations.gather.launch import Gather, Spans
 from paged_mla_optimized.operations.merge.tiles import MergeTiles
-from paged_mla_optimized.operations.prefill.key_chunks import Part
+from paged_mla_optimized.operations.prefill.key_chunks import KeyChunk
 from paged_mla_optimized.operations.prefill.portable import Heads, PrefillPlan
 from paged_mla_optimized.tensors.head_weights import HeadWeights
 from paged_mla_optimized.tensors.latent_cache import Cache
@@ -20,18 +20,18 @@ from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep
 
 
-class PlannedPart(NamedTuple):
+class PlannedChunk(NamedTuple):
     """Buffers of one part of the keys of some rows.
 
     Parameters
     ----------
-    part : Part
+    part : KeyChunk
         Which keys of each row it has.
     tiles : PrefillPlan
         The query tiles that attend to them.
     """
 
-    part: Part
+    part: KeyChunk
     tiles: PrefillPlan
 
     @property
@@ -40,12 +40,12 @@ class PlannedPart(NamedTuple):
         return {"tiles": self.tiles.tiles, "work": self.tiles.work, "part": self.part.buffer}
 
 
-class MaterialisedPlan(NamedTuple):
+class MaterializedPlan(NamedTuple):
     """Planned rows of one step.
 
     Parameters
     ----------
-    first : PlannedPart
+    first : PlannedChunk
         The first part of their keys.
     step : MlaStep
         The rows.
@@ -55,7 +55,7 @@ class MaterialisedPlan(NamedTuple):
         Of their tokens.
     """
 
-    first: PlannedPart
+    first: PlannedChunk
     step: MlaStep
     num_keys: int
     positions: torch.Tensor
@@ -67,7 +67,7 @@ class MaterialisedPlan(NamedTuple):
         tiles.num_tokens = self.step.num_tokens
 
 
-class Materialised:
+class Materialized:
     """Attends to the keys of some rows in parts that fit one workspace.
 
     The first part, which has the rows' own tokens, is planned once a step, further ones in every
@@ -86,7 +86,7 @@ class Materialised:
         self._max_rows = config.attention.max_rows
         later = replace(config.prefill, causal=False, writes_empty=False)
         self._attention = [Prefill(config.prefill, device), Prefill(later, device)]
-        self._later = self._new_part(is_later=True)
+        self._later = self._new_chunk(is_later=True)
         self._merge = MergeTiles(self._attention[1].tiles.tile_m, later)
 
         def lines(width: int) -> torch.Tensor:
@@ -105,29 +105,29 @@ class Materialised:
         later = {f"later {name}": tensor for name, tensor in self._later.tensors.items()}
         return own | later
 
-    def new_first_part(self) -> PlannedPart:
+    def new_first_part(self) -> PlannedChunk:
         """Return buffers for one more step."""
-        return self._new_part(is_later=False)
+        return self._new_chunk(is_later=False)
 
-    def _new_part(self, *, is_later: bool) -> PlannedPart:
-        part = Part(self._max_rows, self._room, self._core.device)
-        return PlannedPart(part, self._attention[is_later].new_plan())
+    def _new_chunk(self, *, is_later: bool) -> PlannedChunk:
+        part = KeyChunk(self._max_rows, self._room, self._core.device)
+        return PlannedChunk(part, self._attention[is_later].new_plan())
 
     def plan(
-        self, first: PlannedPart, step: MlaStep, *, num_keys: int, positions: torch.Tensor
-    ) -> MaterialisedPlan:
+        self, first: PlannedChunk, step: MlaStep, *, num_keys: int, positions: torch.Tensor
+    ) -> MaterializedPlan:
         """Describe rows whose tokens follow each other, `num_keys` keys at most. Two launches.
 
         The first entry of their ``cu_seqlens_q`` may be any number. `positions`, int64 [T], are
         read where the config has a rope.
         """
-        plan = MaterialisedPlan(first, step, num_keys, positions)
-        self.plan_part(plan, 0)
+        plan = MaterializedPlan(first, step, num_keys, positions)
+        self.plan_chunk(plan, 0)
         return plan
 
     def attend(
         self,
-        plan: MaterialisedPlan,
+        plan: MaterializedPlan,
         queries: Queries,
         cache: Cache,
         weights: HeadWeights,
@@ -139,7 +139,7 @@ class Materialised:
             queries = Queries(queries.nope, rotated[: len(plan.positions)])
         self.gather(plan, 0, cache)
         self.project(plan, 0, weights)
-        self.attend_part(plan, 0, queries, answer)
+        self.attend_chunk(plan, 0, queries, answer)
         parts = self.parts(plan)
         if parts == 1:
             return
@@ -148,41 +148,41 @@ class Materialised:
         lse = rest.new_empty(rest.shape[:2], dtype=torch.float32)
         chunk = Answer(torch.empty_like(rest), lse)
         for part in range(1, parts):
-            self.plan_part(plan, part)
+            self.plan_chunk(plan, part)
             self.gather(plan, part, cache)
             self.project(plan, part, weights)
-            self.attend_part(plan, part, queries, chunk)
+            self.attend_chunk(plan, part, queries, chunk)
             self.merge(answer, rest, chunk)
 
-    def parts(self, plan: MaterialisedPlan) -> int:
+    def parts(self, plan: MaterializedPlan) -> int:
         """Return in how many parts the keys of planned rows come."""
         return max(-(-plan.num_keys // self._room), 1)
 
-    def plan_part(self, plan: MaterialisedPlan, part: int) -> None:
+    def plan_chunk(self, plan: MaterializedPlan, part: int) -> None:
         """Describe which keys a part has, and the work of attending to them."""
-        step, planned = plan.step, self._part_of(plan, part)
+        step, planned = plan.step, self._chunk_of(plan, part)
         lines = self._keys_of(plan, part)
         planned.part.fill(step.cu_seqlens_q, step.seq_lens, part, lines)
         query_starts, key_starts = planned.part.query_starts, planned.part.key_starts
         planned.tiles.fill(query_starts, key_starts, step.num_tokens)
 
-    def gather(self, plan: MaterialisedPlan, part: int, cache: Cache) -> None:
+    def gather(self, plan: MaterializedPlan, part: int, cache: Cache) -> None:
         """Read the latents of a planned part."""
-        spans, keys = self._part_of(plan, part).part, self._keys_of(plan, part)
+        spans, keys = self._chunk_of(plan, part).part, self._keys_of(plan, part)
         table = plan.step.block_table
         assert isinstance(table, torch.Tensor)
-        tokens = Spans(table, spans.key_starts, spans.firsts)
+        tokens = Spans(table, spans.key_starts, spans.first_tokens)
         self._core.reader(Gather).read(
             tokens, self._core.as_cache(cache), ckv=self._ckv[:keys], k_pe=self._k_pe[:keys]
         )
 
-    def project(self, plan: MaterialisedPlan, part: int, weights: HeadWeights) -> None:
+    def project(self, plan: MaterializedPlan, part: int, weights: HeadWeights) -> None:
         """Make keys and values of every head of the latents that were gathered."""
         keys = self._keys_of(plan, part)
-        weights.materialise(self._ckv[:keys], self._keys_and_values[:keys])
+        weights.materialize(self._ckv[:keys], self._keys_and_values[:keys])
 
-    def attend_part(
-        self, plan: MaterialisedPlan, part: int, queries: Queries, answer: Answer
+    def attend_chunk(
+        self, plan: MaterializedPlan, part: int, queries: Queries, answer: Answer
     ) -> None:
         """Attend to what was projected; rows without keys in a later part are left as they are."""
         keys, config = self._keys_of(plan, part), self._config
@@ -192,15 +192,15 @@ class Materialised:
         out, lse = answer
         attention = self._attention[part > 0]
         tensors = Heads(*queries, k_nope, self._k_pe[:keys], v)
-        attention.attend_planned(self._part_of(plan, part).tiles, tensors, out=out, lse=lse)
+        attention.attend_planned(self._chunk_of(plan, part).tiles, tensors, out=out, lse=lse)
 
     def merge(self, answer: Answer, rest: torch.Tensor, chunk: Answer) -> None:
         """Merge what the last part answered into the answer so far and the `rest` of it (S-8)."""
         self._merge.launch(self._later.tiles, answer, rest, chunk)
 
-    def _part_of(self, plan: MaterialisedPlan, part: int) -> PlannedPart:
+    def _chunk_of(self, plan: MaterializedPlan, part: int) -> PlannedChunk:
         return plan.first if part == 0 else self._later
 
-    def _keys_of(self, plan: MaterialisedPlan, part: int) -> int:
+    def _keys_of(self, plan: MaterializedPlan, part: int) -> int:
         """Return the keys of a part, at most."""
         return min(plan.num_keys - part * self._room, self._room)

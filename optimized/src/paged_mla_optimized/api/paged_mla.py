@@ -270,7 +270,7 @@ class PagedMla(Planner):
         )
         return out, lse
 
-    def quantise_queries(
+    def quantize_queries(
         self,
         q_nope: torch.Tensor,
         q_pe: torch.Tensor,
@@ -309,9 +309,9 @@ class PagedMla(Planner):
         """
         plan = self._plan_of(planned)
         if not torch.compiler.is_compiling():
-            return self._core.quantise_queries(plan, q_nope, q_pe, scale)
+            return self._core.quantize_queries(plan, q_nope, q_pe, scale)
         num_tokens, handle = plan.num_tokens, self._handle
-        found: tuple[torch.Tensor, torch.Tensor] = ops.quantise_queries(
+        found: tuple[torch.Tensor, torch.Tensor] = ops.quantize_queries(
             plan.state, q_nope, q_pe, scale, num_tokens=num_tokens, handle=handle
         )
         return found

@@ -1,4 +1,4 @@
-"""Attention of whole prompts in materialised heads: plan once per step, attend once per layer."""
+"""Attention of whole prompts in materialized heads: plan once per step, attend once per layer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 class Prefill(Uncopied):
-    """Ragged attention to materialised keys and values. Every buffer is allocated here, none later.
+    """Ragged attention to materialized keys and values. Every buffer is allocated here, none later.
 
     ``plan`` and ``attend`` launch one kernel each on the current stream and never wait for the
     device, so they can be captured in a CUDA graph; a replay reads the lengths again. Layers that

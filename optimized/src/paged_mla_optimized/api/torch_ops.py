@@ -116,8 +116,8 @@ def attend(  # noqa: PLR0917 - ops take tensors by position
     core.attend(plan, Queries(q_nope, q_pe), cache, Answer(out, lse))
 
 
-@torch.library.custom_op("paged_mla::quantise_queries", mutates_args=())
-def quantise_queries(
+@torch.library.custom_op("paged_mla::quantize_queries", mutates_args=())
+def quantize_queries(
     state: Tensor,
     q_nope: Tensor,
     q_pe: Tensor,
@@ -130,10 +130,10 @@ def quantise_queries(
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
     plan.host = plan.host._replace(num_tokens=num_tokens)
-    return core.quantise_queries(plan, q_nope, q_pe, scale)
+    return core.quantize_queries(plan, q_nope, q_pe, scale)
 
 
-@quantise_queries.register_fake
+@quantize_queries.register_fake
 def _(
     _state: Tensor, q_nope: Tensor, q_pe: Tensor, _scale: Tensor | None, **_rest: object
 ) -> tuple[Tensor, Tensor]:

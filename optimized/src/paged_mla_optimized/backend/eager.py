@@ -107,20 +107,20 @@ class EagerRunner(Runner):
         self._mla.gather_context(self._cache, ckv, k_pe)
         return to_numpy(ckv), to_numpy(k_pe)
 
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Quantise the batch's queries."""
+        """Quantize the batch's queries."""
         tensors = self._prepare(batch)
         given = None
         if scale is not None:
             check_scale("scale", scale)
             given = torch.tensor(scale, dtype=torch.float32, device=self._mla.device)
-        codes, scales = self._mla.quantise_queries(tensors["q_nope"], tensors["q_pe"], scale=given)
+        codes, scales = self._mla.quantize_queries(tensors["q_nope"], tensors["q_pe"], scale=given)
         return to_numpy(codes.view(torch.uint8)), to_numpy(scales)
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Attend to materialised heads, into buffers full of NaN."""
+        """Attend to materialized heads, into buffers full of NaN."""
         device = self._mla.device
         tensors = {
             name: to_torch(name, array, device)

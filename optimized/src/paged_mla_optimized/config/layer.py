@@ -29,7 +29,7 @@ class LayerConfig:
     qk_nope_head_dim, v_head_dim : int
         N and V, as :class:`~paged_mla_optimized.api.prefill.PrefillConfig` allows them.
     workspace_tokens : int or None
-        Keys that are materialised at a time, ``max_query_tokens`` to 2^30. ``None`` takes as many
+        Keys that are materialized at a time, ``max_query_tokens`` to 2^30. ``None`` takes as many
         as 1 GiB holds, if that is more: 65536 of 32 of DeepSeek-V3's heads; but no more than
         ``max_rows`` rows of ``max_model_len`` have. Of a mask other than "causal" none are.
 
@@ -47,7 +47,7 @@ class LayerConfig:
     v_head_dim: int = 128
     workspace_tokens: int | None = None
     prefill: PrefillConfig = field(init=False, repr=False)
-    """What materialised rows are attended to with."""
+    """What materialized rows are attended to with."""
 
     def __post_init__(self) -> None:
         attention = self.attention
@@ -113,7 +113,7 @@ class LayerConfig:
 
     @property
     def room(self) -> int:
-        """Keys that are materialised at a time."""
+        """Keys that are materialized at a time."""
         if self.attention.mask != "causal":
             return 0
         if self.workspace_tokens is not None:

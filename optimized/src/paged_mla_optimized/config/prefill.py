@@ -1,4 +1,4 @@
-"""What prefill in materialised heads needs to know of a layer and of its largest step."""
+"""What prefill in materialized heads needs to know of a layer and of its largest step."""
 
 from __future__ import annotations
 

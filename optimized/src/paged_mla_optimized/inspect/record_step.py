@@ -233,7 +233,7 @@ class LayerRecorder(StepRecorder):
     def _asked(self, q_nope: torch.Tensor, *others: Any, **named: Any) -> dict[str, NDArray[Any]]:
         step: PlannedLayerStep = named["planned"]
         weights: HeadWeights = named["weights"] if not others else others[0]
-        # A layer that materialises no rows has none; rule S-21 knows no smaller one than this.
+        # A layer that materializes no rows has none; rule S-21 knows no smaller one than this.
         workspace = max(self._mla.config.room, self._config.max_query_tokens)
         return {
             "layer_q_nope": to_numpy_spread(q_nope),

@@ -94,22 +94,22 @@ class LayerExplanation:
     ----------
     attention : Explanation or None
         Of the absorbed rows; ``None`` if there are none.
-    absorbed_rows, materialised_rows : int
-        So many leading rows are attended to absorbed, and so many others materialised.
-    materialised_keys, parts : int
+    absorbed_rows, materialized_rows : int
+        So many leading rows are attended to absorbed, and so many others materialized.
+    materialized_keys, parts : int
         Keys that are gathered and projected for the latter, at most, and in how many parts.
     """
 
     attention: Explanation | None
     absorbed_rows: int
-    materialised_rows: int = 0
-    materialised_keys: int = 0
+    materialized_rows: int = 0
+    materialized_keys: int = 0
     parts: int = 0
 
     def __str__(self) -> str:
-        rows = f"rows    {self.absorbed_rows} absorbed, {self.materialised_rows} materialised"
-        if self.materialised_rows:
-            rows += f", {self.materialised_keys} keys in {self.parts} parts"
+        rows = f"rows    {self.absorbed_rows} absorbed, {self.materialized_rows} materialized"
+        if self.materialized_rows:
+            rows += f", {self.materialized_keys} keys in {self.parts} parts"
         return rows if self.attention is None else f"{rows}\n{self.attention}"
 
 

@@ -1,15 +1,15 @@
-"""Which rows of a step are absorbed and which materialised: a cost model on the host.
+"""Which rows of a step are absorbed and which materialized: a cost model on the host.
 
 Times of a row of q queries that see k keys, the row's context included, with H heads (S-21):
 
 - *absorbed*: every pair of query and key costs ``2 H (2 R + P)`` operations, its attention at least
   the time to read ``k`` cached tokens; and every query ``2 H R (N + V)`` for both projections.
-- *materialised*: every pair costs ``2 H (N + P + V)``, with queries in tiles; every key
+- *materialized*: every pair costs ``2 H (N + P + V)``, with queries in tiles; every key
   ``2 H R (N + V)`` for its projection, ``H (N + V)`` elements written and read, and before that its
   cached bytes read and ``R + P`` elements written.
 
 Long contexts of DeepSeek's heads so cross where 768 q = 131072: at about 170 queries, whatever the
-heads, were all operations as fast. They are not where a step has few materialised tiles: one tile
+heads, were all operations as fast. They are not where a step has few materialized tiles: one tile
 goes through all keys of its row, so that a row of few queries and heads leaves most of the device
 idle, and takes as long as one tile. :data:`RATES` has how fast each kind is, and what a group of
 rows takes however short it is.
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from paged_mla_optimized.config.layer import LayerConfig
 
-_QUERY_TILE = 128  # of materialised attention
+_QUERY_TILE = 128  # of materialized attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,36 +36,36 @@ class Rates:
 
     Parameters
     ----------
-    absorbed, materialised, projection : float
+    absorbed, materialized, projection : float
         Operations a second of both attentions and of the products with weights.
     tile : float
-        Operations a second of one materialised tile.
+        Operations a second of one materialized tile.
     memory : float
         Bytes a second.
-    absorbed_start, materialised_start : float
+    absorbed_start, materialized_start : float
         Seconds that a group of rows takes beside its operations.
     several_start : float
         Seconds more where an absorbed row has several queries.
     """
 
     absorbed: float
-    materialised: float
+    materialized: float
     projection: float
     tile: float
     memory: float
     absorbed_start: float
-    materialised_start: float
+    materialized_start: float
     several_start: float
 
 
 RATES = Rates(
     absorbed=740e12,
-    materialised=690e12,
+    materialized=690e12,
     projection=570e12,
     tile=7.8e12,
     memory=3.5e12,
     absorbed_start=14e-6,
-    materialised_start=11e-6,
+    materialized_start=11e-6,
     several_start=8e-6,
 )
 """Of an H200, from ``bench/reports/layer.json``; other devices have other ones, but much the same
@@ -83,7 +83,7 @@ class Prices:
     made_key : float
         A key gathered and projected.
     attended_pair, attended_key, tile_key : float
-        A pair of materialised heads, a key of theirs that is read, and a key of one tile.
+        A pair of materialized heads, a key of theirs that is read, and a key of one tile.
     """
 
     absorbed_pair: float
@@ -100,7 +100,7 @@ class Prices:
         mla = config.attention
         token_bytes, latent = mla.stored.token_bytes(mla), mla.kv_lora_rank + mla.qk_rope_head_dim
         absorbed_pair = 2 * mla.num_heads * (latent + mla.kv_lora_rank)
-        materialised_pair = 2 * sum(config.prefill.head_dims)  # of one head
+        materialized_pair = 2 * sum(config.prefill.head_dims)  # of one head
         products = 2 * config.projected * mla.kv_lora_rank / RATES.projection
         moved = config.projected * mla.dtype.itemsize / RATES.memory  # written, or read
         gathered = (token_bytes + latent * mla.dtype.itemsize) / RATES.memory
@@ -109,9 +109,9 @@ class Prices:
             absorbed_key=token_bytes / RATES.memory,
             absorbed_query=products,
             made_key=gathered + max(products, moved),
-            attended_pair=mla.num_heads * materialised_pair / RATES.materialised,
+            attended_pair=mla.num_heads * materialized_pair / RATES.materialized,
             attended_key=moved,
-            tile_key=materialised_pair * _QUERY_TILE / RATES.tile,
+            tile_key=materialized_pair * _QUERY_TILE / RATES.tile,
         )
 
 
@@ -129,9 +129,9 @@ class Forms:
     absorbed : float64 [B]
         Seconds absorbed.
     keys_made : float64 [B]
-        Seconds to gather and project the keys and values of materialised rows.
+        Seconds to gather and project the keys and values of materialized rows.
     attended : float64 [B]
-        Seconds of materialised attention, were the device full.
+        Seconds of materialized attention, were the device full.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Forms:
         # Queries see this many keys on average: of a row's own keys those that are causal.
         seen = np.maximum(keys - 0.5 * queries + 0.5, 0.0)
         padded = (query_lens + (_QUERY_TILE - 1)) & -_QUERY_TILE
-        # Sums run over leading rows absorbed and over last rows materialised, from none on.
+        # Sums run over leading rows absorbed and over last rows materialized, from none on.
         self._rows = rows = np.zeros((3, len(queries) + 1))
         self.absorbed, self.keys_made, self.attended = rows[0, 1:], rows[1, :0:-1], rows[2, :0:-1]
         attention = prices.absorbed_pair * (queries * seen)
@@ -157,7 +157,7 @@ class Forms:
 
     @cached_property
     def tile(self) -> NDArray[np.float64]:
-        """Seconds of one materialised tile, [B]; a step takes the longest at least."""
+        """Seconds of one materialized tile, [B]; a step takes the longest at least."""
         return self._prices.tile_key * self._keys
 
     def absorbed_rows(self) -> int:
@@ -167,9 +167,9 @@ class Forms:
         longest[0, 1:], longest[1, :0:-1] = self._queries, self._keys
         longest_query, longest_row = np.maximum.accumulate(longest, axis=1)
         absorbed += _absorbed_start(absorbed, longest_query)
-        materialised = made + np.maximum(attended, self._prices.tile_key * longest_row)
-        materialised += (materialised > 0) * RATES.materialised_start
-        total = absorbed[::-1] + materialised  # by materialised rows
+        materialized = made + np.maximum(attended, self._prices.tile_key * longest_row)
+        materialized += (materialized > 0) * RATES.materialized_start
+        total = absorbed[::-1] + materialized  # by materialized rows
         return len(self._keys) - int(total.argmin())  # those without queries cost nothing
 
     def slowdown(self, absorbed: int) -> float:
@@ -188,10 +188,10 @@ class Forms:
         absorbed = self.absorbed[is_absorbed].sum()
         absorbed += _absorbed_start(absorbed, self._queries[is_absorbed].max(initial=0.0))
         rest = ~is_absorbed
-        materialised = self.keys_made[rest].sum()
-        materialised += max(self.attended[rest].sum(), self.tile[rest].max(initial=0.0))
-        materialised += RATES.materialised_start if materialised > 0 else 0.0
-        return float(absorbed + materialised)
+        materialized = self.keys_made[rest].sum()
+        materialized += max(self.attended[rest].sum(), self.tile[rest].max(initial=0.0))
+        materialized += RATES.materialized_start if materialized > 0 else 0.0
+        return float(absorbed + materialized)
 
 
 def _absorbed_start(

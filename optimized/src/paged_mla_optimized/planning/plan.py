@@ -97,7 +97,7 @@ class Plan:
         ``seq_lens``, then 0 for the padded tokens.
     key_starts : int32 [max_rows + 2]
         Prefix sums of ``row_lens``, from 0; sums past 2 ** 31 - 1 stay there.
-    firsts : int32 [max_rows]
+    first_tokens : int32 [max_rows]
         The first token of each row that is gathered: 0.
     unit_starts : int64 [max_rows + 2]
         Prefix sums of the rows' work, see ``kernels/common/schedule.py``.
@@ -135,7 +135,7 @@ class Plan:
     token_starts: torch.Tensor
     row_lens: torch.Tensor
     key_starts: torch.Tensor
-    firsts: torch.Tensor
+    first_tokens: torch.Tensor
     unit_starts: torch.Tensor
     cut: torch.Tensor
     shares: torch.Tensor
@@ -223,7 +223,7 @@ class Plan:
                 self.token_starts,
                 self.row_lens,
                 self.key_starts,
-                self.firsts,
+                self.first_tokens,
                 self.unit_starts,
                 self.cut,
                 self.join_starts,
@@ -340,7 +340,7 @@ def _buffers(
         "token_starts": ((rows + 2,), torch.int32),
         "row_lens": ((rows + 1,), torch.int32),
         "key_starts": ((rows + 2,), torch.int32),
-        "firsts": ((rows,), torch.int32),
+        "first_tokens": ((rows,), torch.int32),
         "unit_starts": ((rows + 2,), torch.int64),
         "cut": ((4 + split_words,), torch.int64),
         "shares": ((max(programs), 8 if split_words else 4), torch.int64),

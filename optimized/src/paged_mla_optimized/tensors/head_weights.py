@@ -135,7 +135,7 @@ class HeadWeights:
         return _by_head("latents", latents, self.w_uv.mT, out)
 
     @torch.no_grad()
-    def materialise(self, ckv: torch.Tensor, keys_and_values: torch.Tensor) -> None:
+    def materialize(self, ckv: torch.Tensor, keys_and_values: torch.Tensor) -> None:
         """Write keys and values of every head, [K, H * (N + V)], of latents [K, R]."""
         if self._lines is not None:
             torch.mm(ckv, self._lines.T, out=keys_and_values)

@@ -51,7 +51,7 @@ RULES: dict[str, str] = {
     "mates, prefix hits, block ids, preemption or the step it ran in.",
     "S-20": "The number of splits, tile sizes and kernel choice are not semantics; a backend that "
     "declares itself deterministic gives a row the same bits whatever its batch mates.",
-    "S-21": "Materialised equals absorbed: attention over the keys `[ckv W_UK || k_pe]` and values "
+    "S-21": "Materialized equals absorbed: attention over the keys `[ckv W_UK || k_pe]` and values "
     "`ckv W_UV` of every head is the absorbed one with `q_nope W_UK`, its output times `W_UV`; the "
     "lse is the same, `k_nope` and `v` are rounded once, to the problem's dtype. Parts of the "
     "keys, each with its lse in nats, merge by S-8 to the whole; a row without keys in a part "

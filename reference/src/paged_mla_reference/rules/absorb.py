@@ -1,6 +1,6 @@
-"""Rule S-21: materialised and absorbed attention are one function of the same weights.
+"""Rule S-21: materialized and absorbed attention are one function of the same weights.
 
-The materialised form up-projects each latent into a key and a value per head
+The materialized form up-projects each latent into a key and a value per head
 (:mod:`paged_mla_reference.rules.prefill`). The absorbed form moves both projections to the query's
 side, so that the cached latent is attended to as it is
 (:mod:`paged_mla_reference.rules.attention`):
@@ -51,7 +51,7 @@ class UpProjection:
         heads = weight.reshape(dims.num_heads, nope + dims.v_head_dim, rank)
         return cls(heads[:, :nope], heads[:, nope:])
 
-    def materialise(
+    def materialize(
         self, ckv: NDArray[Any], dtype: str, rounding: Rounding = Rounding.SPEC
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return ``k_nope`` [K, H, N] and ``v`` [K, H, V] of latents [K, R]."""

@@ -46,7 +46,7 @@ def scale_of(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(np.maximum(amax / np.float32(LARGEST), SMALLEST_SCALE), np.float32)
 
 
-def quantise(x: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.uint8]:
+def quantize(x: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Return the codes of numbers, uint8 [...]; scales broadcast."""
     with np.errstate(over="ignore", invalid="ignore"):  # past float32 is past 448; signalling NaN
         return encode(x / scale)
@@ -59,8 +59,8 @@ def _codes(slots: Slots, field: str) -> NDArray[np.uint8]:
 
 def _write(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any], scale: NDArray[Any]) -> None:
     """Write latents and keys divided by one scale for each token, [n, 1], or for all."""
-    _codes(slots, "ckv")[slots.at] = quantise(to_float32(ckv), scale)
-    _codes(slots, "k_pe")[slots.at] = quantise(to_float32(k_pe), scale)
+    _codes(slots, "ckv")[slots.at] = quantize(to_float32(ckv), scale)
+    _codes(slots, "k_pe")[slots.at] = quantize(to_float32(k_pe), scale)
 
 
 def _read(slots: Slots, scale: NDArray[Any]) -> Tokens:
@@ -134,7 +134,7 @@ def _store_groups(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
         b, start = groups[grown, 0], groups[grown, 1] * size
         for field in ("ckv", "k_pe"):
             kept = _codes(slots, field)[b, start : start + first[grown]]
-            kept[...] = quantise(decode(kept) * old[grown], scale[grown])
+            kept[...] = quantize(decode(kept) * old[grown], scale[grown])
     slots.scales[groups[:, 0], groups[:, 1]] = scale
     _write(slots, ckv, k_pe, scale[of_token][:, None])
 
@@ -150,7 +150,7 @@ def _store_rows(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
     """Divide each share of a latent by its own scale; keep keys in bfloat16."""
     shares = _shares(slots, to_float32(ckv))
     scale = scale_of(shares)
-    _codes(slots, "ckv")[slots.at] = quantise(shares, scale[..., None]).reshape(ckv.shape)
+    _codes(slots, "ckv")[slots.at] = quantize(shares, scale[..., None]).reshape(ckv.shape)
     slots.field("ckv_scale")[slots.at] = scale
     slots.field("k_pe")[slots.at] = _bfloat16(k_pe)
 

@@ -1,4 +1,4 @@
-"""Rules S-8 and S-21: a layer between its projections, absorbed and materialised rows in one step.
+"""Rules S-8 and S-21: a layer between its projections, absorbed and materialized rows in one step.
 
 Every key is what the cache holds once the step's own tokens are appended, so that an answer does
 not depend on how many tokens came with it (S-19), in caches that round too.
@@ -54,7 +54,7 @@ def layer(
     weights = UpProjection.of_kv_b_proj(batch.kv_b_proj, problem.dims)
     leading, following = split_rows(batch.step, batch.absorbed_rows)
     first = _absorbed(problem, leading, image, weights)
-    whole = materialised_step(problem, following, image, weights)
+    whole = materialized_step(problem, following, image, weights)
     fits = int(whole.cu_seqlens_k[-1]) <= batch.workspace
     cut = [whole] if fits else parts(whole, batch.workspace)
     answers = [prefill(problem, part, Rounding.SPEC).output(problem.dtype) for part in cut]
@@ -96,7 +96,7 @@ def absorbed_step(problem: Problem, batch: LayerBatch, rounding: Rounding = Roun
     return replace(batch.step, q_nope=weights.absorb(batch.step.q_nope, problem.dtype, rounding))
 
 
-def materialised_step(
+def materialized_step(
     problem: Problem,
     step: Batch,
     image: CacheImage,
@@ -105,7 +105,7 @@ def materialised_step(
 ) -> PrefillBatch:
     """Return the step with keys and values of every head; of a tree mask it keeps nothing."""
     ckv, k_pe = gather_context(problem, step, image)
-    k_nope, v = weights.materialise(ckv, problem.dtype, rounding)
+    k_nope, v = weights.materialize(ckv, problem.dtype, rounding)
     q_pe = step.q_pe
     if problem.rope is not None:
         q_pe = rotate(widen(q_pe), metadata(problem, step).positions, problem.rope)

@@ -15,14 +15,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.rules.fp8 import quantise, scale_of, to_float32
+from paged_mla_reference.rules.fp8 import quantize, scale_of, to_float32
 from paged_mla_reference.rules.positions import metadata
 from paged_mla_reference.rules.rope import rotate
 from paged_mla_reference.rules.rounding import round_to, widen
 from paged_mla_shared.problem import Batch, Problem
 
 
-def quantise_queries(
+def quantize_queries(
     problem: Problem, batch: Batch, scale: float | None = None
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Return the step's queries as codes with scales (S-11); those of padding hold anything.
@@ -48,4 +48,4 @@ def quantise_queries(
     x = to_float32(np.concatenate([batch.q_nope, q_pe], axis=-1))  # [T, H, R + P]
     scales = scale_of(x) if scale is None else np.full(x.shape[:2], scale, np.float32)
     finite = np.where(np.isinf(x), np.float32(np.nan), x)
-    return quantise(finite, scales[..., None]), scales
+    return quantize(finite, scales[..., None]), scales

@@ -83,7 +83,7 @@ def mscale(factor: float, weight: float) -> float:
 def yarn_softmax_scale(dims: MlaDims, rope: Rope | None = None) -> float:
     """Return the model's softmax scale (S-5).
 
-    ``(N + P) ** -0.5 * mscale(factor, mscale_all_dim) ** 2``: the width of a materialised head,
+    ``(N + P) ** -0.5 * mscale(factor, mscale_all_dim) ** 2``: the width of a materialized head,
     never ``(R + P) ** -0.5``, the width of the absorbed one.
 
     Raises

@@ -21,7 +21,7 @@ from the exact answer, plus what the rounded oracle cannot show by chance:
 What a cache holds is taken as it is: the oracle reads the same bytes, so a format costs nothing
 here. Products of 8 bits have a class of their own (:mod:`paged_mla_reference.tolerance.fast`).
 
-Materialised attention rounds in the same places; its keys and values come rounded. Where both
+Materialized attention rounds in the same places; its keys and values come rounded. Where both
 forms are held against one answer, exact from latents and weights, the rounded oracle also rounds
 what each form hands on: ``k_nope`` and ``v``, or absorbed queries and the mean of latents
 (:mod:`paged_mla_reference.rules.absorb`).

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.rules.absorb import UpProjection
 from paged_mla_reference.rules.attention import Answer, attend
-from paged_mla_reference.rules.layer import absorbed_step, materialised_step
+from paged_mla_reference.rules.layer import absorbed_step, materialized_step
 from paged_mla_reference.rules.masks import visibility
 from paged_mla_reference.rules.paging import keys_of_tokens
 from paged_mla_reference.rules.prefill import prefill
@@ -47,8 +47,8 @@ class RightLayer:
         """Ask the oracle in both forms, over a cache that has the step's own tokens."""
         weights = UpProjection.of_kv_b_proj(batch.kv_b_proj, problem.dims)
         visible = visibility(problem, batch.step)
-        exact, materialised = (
-            prefill(problem, materialised_step(problem, batch.step, image, weights, r), r, visible)
+        exact, materialized = (
+            prefill(problem, materialized_step(problem, batch.step, image, weights, r), r, visible)
             for r in Rounding
         )
         widest, over_latents = (attended(problem, batch, image, r) for r in Rounding)
@@ -59,7 +59,7 @@ class RightLayer:
             turn_error=widest.turn_error,
         )
         projected = round_to(over_latents.out, problem.dtype).astype(np.float64)
-        forms = (replace(over_latents, out=projected), materialised)
+        forms = (replace(over_latents, out=projected), materialized)
         keys, terms = keys_of_tokens(batch.step), problem.dims.cached_dim
         outs = [budgets.out_budget(problem.dtype, exact, form, keys, terms) for form in forms]
         lses = [budgets.lse_budget(exact, form, keys, terms) for form in forms]

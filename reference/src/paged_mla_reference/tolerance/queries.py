@@ -1,4 +1,4 @@
-"""Holding quantised queries against the oracle's: codes and scales, exact but for what was rotated.
+"""Holding quantized queries against the oracle's: codes and scales, exact but for what was rotated.
 
 Rule ids: S-11, S-12.
 """

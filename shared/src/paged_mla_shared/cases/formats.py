@@ -147,14 +147,14 @@ CASES = (
     ),
     _format(
         "rope-neox",
-        "keys are rotated, rounded to the model's type, then quantised",
+        "keys are rotated, rounded to the model's type, then quantized",
         rope=Rope(RopePairing.NEOX),
         latent_scale=8.0,
         query_scale=0.1,
     ),
     _format(
         "rope-interleaved-yarn",
-        "keys are rotated, rounded to the model's type, then quantised",
+        "keys are rotated, rounded to the model's type, then quantized",
         rope=Rope(RopePairing.INTERLEAVED, yarn=Yarn(40.0, 4096)),
         latent_scale=8.0,
         query_scale=0.1,
@@ -201,7 +201,7 @@ CASES = (
     ),
     _format(
         "rope-theta-50000-yarn",
-        "kernels that rotate and quantise take the rope's own numbers",
+        "kernels that rotate and quantize take the rope's own numbers",
         (Row(40, 2), Row(9, 9)),
         rope=Rope(RopePairing.NEOX, theta=5e4, yarn=UNEQUAL),
     ),

@@ -1,4 +1,4 @@
-"""Steps that are asked absorbed and materialised, from the same latents and weights (S-21)."""
+"""Steps that are asked absorbed and materialized, from the same latents and weights (S-21)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ CASES = (
     ),
     _layer(
         "padded",
-        "padded rows with queries, between absorbed and materialised ones and at both ends",
+        "padded rows with queries, between absorbed and materialized ones and at both ends",
         *(Row(0, 3), Row(70, 2), Row(0, 0), Row(0, 1), Row(40, 7), Row(9, 9), Row(0, 4)),
         padded_tokens=5,
         rules=("S-6", "S-9", "S-21"),
@@ -181,7 +181,7 @@ CASES = (
     ),
     _layer(
         "shared",
-        "rows that share blocks, each materialised with all of its own",
+        "rows that share blocks, each materialized with all of its own",
         Row(150, 5),
         Row(140, 8, shares_prefix_of=0),
         rules=("S-9", "S-21"),

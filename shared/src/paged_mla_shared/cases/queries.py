@@ -17,7 +17,7 @@ PRODUCTION = {"tokens": 600, "heads": 128, "pairs": 16384, "tree": 8}
 
 @dataclass(frozen=True, kw_only=True)
 class QueryCase(Case):
-    """A case whose queries are quantised.
+    """A case whose queries are quantized.
 
     `uneven`, `token_scales` and `odd_values` are of queries too.
 
@@ -83,7 +83,7 @@ CASES = (
     *(
         _queries(
             f"rope-{name}",
-            "queries are rotated, rounded to the model's type, then quantised",
+            "queries are rotated, rounded to the model's type, then quantized",
             rope=rope,
             scale=scale,
             query_key_scale=0.1,

@@ -27,12 +27,12 @@ BASES = {
     **{s.value: _case(s.value, mask=Mask.TREE, mask_spelling=s) for s in MaskSpelling},
 }
 
-_OF_LENGTHS = ("plan", "append", "attend", "quantise_queries", "layer")
+_OF_LENGTHS = ("plan", "append", "attend", "quantize_queries", "layer")
 _CALLS_TAKING = {
     "seq_lens": (*_OF_LENGTHS, "gather_context"),
     "block_table": ("plan", "append", "attend", "gather_context", "layer"),
-    "q_nope": ("attend", "quantise_queries", "layer"),
-    "q_pe": ("attend", "quantise_queries", "layer"),
+    "q_nope": ("attend", "quantize_queries", "layer"),
+    "q_pe": ("attend", "quantize_queries", "layer"),
     "mask": ("attend", "layer"),
     "ckv": ("append", "layer"),
     "k_pe": ("append", "layer"),

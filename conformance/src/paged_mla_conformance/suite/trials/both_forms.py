@@ -1,4 +1,4 @@
-"""One step of a layer in both forms: absorbed over the cache, materialised beside it (S-21).
+"""One step of a layer in both forms: absorbed over the cache, materialized beside it (S-21).
 
 Both are held against one answer, exact from the latents, the queries and the weights. What each
 form hands on in the problem's dtype, the rounded oracle rounds too, so that the budget has it.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paged_mla_conformance.suite.trials.trial import Stage, Trial
 from paged_mla_reference.rules.absorb import UpProjection
 from paged_mla_reference.rules.attention import Answer
-from paged_mla_reference.rules.layer import absorbed_step, materialised_step
+from paged_mla_reference.rules.layer import absorbed_step, materialized_step
 from paged_mla_reference.rules.masks import visibility
 from paged_mla_reference.rules.paging import keys_of_tokens
 from paged_mla_reference.rules.prefill import prefill
@@ -67,10 +67,10 @@ class Layer:
         step = replace(self.stage.batch, q_nope=self.q)
         return LayerBatch(step, self.kv_b_proj, absorbed_rows, workspace)
 
-    def materialised(self, rounding: Rounding = Rounding.SPEC) -> PrefillBatch:
+    def materialized(self, rounding: Rounding = Rounding.SPEC) -> PrefillBatch:
         """Return the step with keys and values of every head."""
         stage, step = self.stage, self.asked().step
-        return materialised_step(stage.problem, step, stage.after, self.weights, rounding)
+        return materialized_step(stage.problem, step, stage.after, self.weights, rounding)
 
     def attended(self, rounding: Rounding) -> Answer:
         """Return the absorbed oracle's answer, projected."""
@@ -90,9 +90,9 @@ def check_both_forms(trial: Trial) -> None:
     for layer in layers_of(trial):
         stage, problem = layer.stage, layer.stage.problem
         visible = visibility(problem, stage.batch)
-        exact = prefill(problem, layer.materialised(Rounding.EXACT), Rounding.EXACT, visible)
+        exact = prefill(problem, layer.materialized(Rounding.EXACT), Rounding.EXACT, visible)
         if problem.mask is not Mask.TREE:
-            batch = layer.materialised()
+            batch = layer.materialized()
             rounded = prefill(problem, batch, Rounding.SPEC)
             trial.checks += _check(problem.dtype, batch, runner.prefill(batch), exact, rounded)
 

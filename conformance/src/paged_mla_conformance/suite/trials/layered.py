@@ -64,9 +64,9 @@ def check_layer_bits(trial: Trial) -> None:
     stage, problem = layer.stage, layer.stage.problem
     right = RightLayer.of(problem, layer.asked(), stage.after)
     workspace = problem.max_rows * max(problem.max_model_len, problem.max_query_tokens)
-    forms = {"absorbed": True, "materialised": False}
+    forms = {"absorbed": True, "materialized": False}
     if problem.mask is not Mask.CAUSAL:
-        del forms["materialised"]
+        del forms["materialized"]
     for form, absorbed in forms.items():
         runner = _loaded(trial, stage)
         whole = _ask(runner, stage, layer.asked(absorbed * stage.batch.num_rows, workspace))

@@ -16,11 +16,11 @@ from paged_mla_reference.rules import chunked
 from paged_mla_reference.rules.attention import Answer, attend
 from paged_mla_reference.rules.cache import append, slots_to_write
 from paged_mla_reference.rules.masks import keys_seen
-from paged_mla_reference.rules.materialise import materialise, respelt
+from paged_mla_reference.rules.materialize import materialize, respelt
 from paged_mla_reference.rules.paging import keys_of_tokens
 from paged_mla_reference.rules.positions import metadata
 from paged_mla_reference.rules.prefill import prefill
-from paged_mla_reference.rules.queries import quantise_queries
+from paged_mla_reference.rules.queries import quantize_queries
 from paged_mla_reference.rules.rounding import Rounding
 from paged_mla_reference.tolerance import budgets, caches, compare
 from paged_mla_reference.tolerance.compare import Check
@@ -53,7 +53,7 @@ class Stage:
     @classmethod
     def of(cls, step: Step) -> Stage:
         """Let the reference lay out `step`."""
-        batch, before = materialise(step)
+        batch, before = materialize(step)
         return cls(step.problem, batch, before, append(step.problem, batch, before))
 
     def answers(self, asked: NDArray[np.bool_] | None = None) -> tuple[Answer, Answer]:
@@ -182,14 +182,14 @@ class Trial:
             self.compare_cache(runner, stage, is_written=False)
 
     def check_queries(self) -> None:
-        """Quantise the queries of every step; codes and scales are exact but for rotations."""
+        """Quantize the queries of every step; codes and scales are exact but for rotations."""
         assert isinstance(self.case, QueryCase)
         runner = self.prepare_first()
         batches = build_queries(self.case, self.dims, self.dtype)
         for built, scale in zip(batches, self.case.scales, strict=True):
             batch = respelt(self.problem, built)
-            actual = runner.quantise_queries(batch, scale)
-            expected = quantise_queries(self.problem, batch, scale)
+            actual = runner.quantize_queries(batch, scale)
+            expected = quantize_queries(self.problem, batch, scale)
             self.checks += check_queries(self.problem, batch, actual, expected, given=scale)
 
     def check_prefill(self) -> list[tuple[PrefillBatch, Output]]:

@@ -1,4 +1,4 @@
-"""The library's attention interface: latents in, absorbed or materialised by this package."""
+"""The library's attention interface: latents in, absorbed or materialized by this package."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class LatentPool(Uncopied):
         A size that is no integer, or below 1; no model.
     Unsupported
         Another attention, or one of a sliding window; a ``kv_b_proj`` that is adapted, hooked,
-        patched, quantised, offloaded or cut in parts; layers that scale scores differently, or
+        patched, quantized, offloaded or cut in parts; layers that scale scores differently, or
         differ in dtype or device.
     """
 

@@ -112,7 +112,7 @@ def _deviations(projection: Any, shape: tuple[int, int]) -> Iterator[tuple[str, 
     """Yield what is not as it has to be, and what to do about it."""
     kind = type(projection)
     if kind is not nn.Linear:
-        remedy = "merge adapters (peft: merge_and_unload()), or load it unquantised, as a nn.Linear"
+        remedy = "merge adapters (peft: merge_and_unload()), or load it unquantized, as a nn.Linear"
         yield f"is a {kind.__qualname__} of {kind.__module__}", remedy
     if any(name in vars(projection) for name in _OF_ACCELERATE):
         remedy = f"{_LOST} it (remove_hook_from_module), and load without offloading"
@@ -131,7 +131,7 @@ def _deviations(projection: Any, shape: tuple[int, int]) -> Iterator[tuple[str, 
 def _deviations_of_weight(weight: Any, shape: tuple[int, int]) -> Iterator[tuple[str, str]]:
     kind = type(weight)
     if kind not in {nn.Parameter, torch.Tensor}:
-        remedy = "a plain tensor, neither quantised nor spread over devices"
+        remedy = "a plain tensor, neither quantized nor spread over devices"
         yield f"has a weight that is a {kind.__qualname__} of {kind.__module__}", remedy
     if weight.is_meta:
         yield "has a weight on the meta device", "load it without offloading, on one device"

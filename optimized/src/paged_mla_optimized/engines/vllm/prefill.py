@@ -69,7 +69,7 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attend rows to their new tokens. Our layers give `out`; vLLM does with a scale alone."""
         if output_scale is not None:
-            raise Unsupported("quantised answers of prefill: supports_quant_output is False")
+            raise Unsupported("quantized answers of prefill: supports_quant_output is False")
         starts = self._prefill_metadata.query_start_loc
         lse = _lse_of(q)
         answer = self._new.attend("new", starts, starts, q=q, k=k, v=v, lse=lse.t(), out=out)

@@ -17,7 +17,7 @@ from paged_mla_optimized.kernels.common.schedule import count_at_most
         "scales_ptr",
         "block_table_ptr",
         "key_starts_ptr",
-        "firsts_ptr",
+        "first_tokens_ptr",
     ],
 )
 def gather_kernel(
@@ -25,7 +25,7 @@ def gather_kernel(
     scales_ptr,  # float32 [] or [num_blocks, 1, G]
     block_table_ptr,  # int32 [B, M]
     key_starts_ptr,  # int32 [B + 1], lines of each row
-    firsts_ptr,  # int32 [B], the key on each row's first line
+    first_tokens_ptr,  # int32 [B], the key on each row's first line
     ckv_ptr,  # out [K, R]
     k_pe_ptr,  # out [K, P]
     stride_cache_block,
@@ -53,7 +53,7 @@ def gather_kernel(
         return
     live = (at < total) & (at < capacity)
     row = tl.where(live, count_at_most(key_starts_ptr + 1, num_rows, at, SEARCH_STEPS), 0)
-    key = at - tl.load(key_starts_ptr + row) + tl.load(firsts_ptr + row)
+    key = at - tl.load(key_starts_ptr + row) + tl.load(first_tokens_ptr + row)
     entry = row.to(tl.int64) * stride_table_row
     entry += (key // block_size).to(tl.int64) * stride_table_col
     block = tl.load(block_table_ptr + entry, mask=live, other=-1).to(tl.int64)

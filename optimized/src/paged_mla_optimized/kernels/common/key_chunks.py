@@ -20,12 +20,12 @@ def _within(contexts, starts, position):
     do_not_specialize=["num_rows", "part", "room", "lines"],
     do_not_specialize_on_alignment=["cu_seqlens_q_ptr", "seq_lens_ptr"],  # rows begin anywhere
 )
-def part_kernel(
+def key_chunk_kernel(
     cu_seqlens_q_ptr,  # int32 [B + 1], of any start
     seq_lens_ptr,  # int32 [B]
     query_starts_ptr,  # out int32 [B + 1], from 0
     key_starts_ptr,  # out int32 [B + 1]
-    firsts_ptr,  # out int32 [B]
+    first_tokens_ptr,  # out int32 [B]
     stride_cu_q,
     stride_lens,
     num_rows,
@@ -53,4 +53,4 @@ def part_kernel(
     tl.store(query_starts_ptr + row, starts - tl.load(cu_seqlens_q_ptr), mask=row <= num_rows)
     key_starts = tl.minimum(tl.cumsum(lens) - lens, lines)
     tl.store(key_starts_ptr + row, key_starts, mask=row <= num_rows)
-    tl.store(firsts_ptr + row, contexts - reached, mask=is_row)
+    tl.store(first_tokens_ptr + row, contexts - reached, mask=is_row)

@@ -68,7 +68,7 @@ class Rows(NamedTuple):
     token_starts_ptr: tl.tensor  # int32 [B + 2]
     row_lens_ptr: tl.tensor  # int32 [B + 1]
     key_starts_ptr: tl.tensor  # int32 [B + 2], at most 2 ** 31 - 1
-    firsts_ptr: tl.tensor  # int32 [B], zeros
+    first_tokens_ptr: tl.tensor  # int32 [B], zeros
     unit_starts_ptr: tl.tensor  # int64 [B + 2]
     cut_ptr: tl.tensor  # int64 [4], with FIXED_SPLITS [5 + B + 1]: see ``schedule.py``
     join_starts_ptr: tl.tensor  # int32 [B + 2], with FIXED_SPLITS: query tiles to join
@@ -323,7 +323,7 @@ def schedule_kernel(
     key_ends = tl.minimum(tl.cumsum(seq_lens.to(tl.int64)), 2**31 - 1).to(tl.int32)
     tl.store(rows.key_starts_ptr, 0)
     tl.store(rows.key_starts_ptr + row + 1, key_ends, mask=is_row)
-    tl.store(rows.firsts_ptr + row, tl.zeros_like(seq_lens), mask=is_real)
+    tl.store(rows.first_tokens_ptr + row, tl.zeros_like(seq_lens), mask=is_real)
     tl.store(rows.unit_starts_ptr, 0)
     tl.store(rows.unit_starts_ptr + row + 1, unit_ends, mask=is_row)
 

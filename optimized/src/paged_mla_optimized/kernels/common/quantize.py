@@ -23,7 +23,7 @@ def _codes(x, scale, BOUNDED: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["given_scale_ptr"])
-def quantise_kernel(
+def quantize_kernel(
     q_nope_ptr,  # [T, H, R]
     q_pe_ptr,  # [T, H, P]
     codes_ptr,  # out uint8 [T, H, R + P], dense

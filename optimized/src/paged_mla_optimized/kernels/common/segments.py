@@ -58,12 +58,12 @@ class Step(NamedTuple):
 class Segment(NamedTuple):
     """A piece of work; with FIXED_SPLITS it is one split, or what a cut leaves of one."""
 
-    following: tl.tensor  # unit of the tile after it
+    next_unit: tl.tensor  # unit of the tile after it
     is_head: tl.tensor  # whether it begins its group; without FIXED_SPLITS
     partial: tl.tensor  # the partial query tile that its split is kept in; with FIXED_SPLITS
     is_whole: tl.tensor  # whether it is all of its group
-    is_left: tl.tensor  # whether another program goes on with its sums
-    is_taken: tl.tensor  # whether it goes on with those of another
+    suspends: tl.tensor  # whether another program goes on with its sums
+    resumes: tl.tensor  # whether it goes on with those of another
     row: tl.tensor  # whose queries
     tile_m: tl.tensor  # which query tile of the row
     seq_len: tl.tensor
@@ -74,7 +74,7 @@ class Segment(NamedTuple):
 
 
 @triton.jit
-def own_share(step):
+def program_work_range(step):
     """Return the units ``[unit, end)`` of this program, and the row of the first."""
     return share_of_program(step, step.FIXED_SPLITS)
 
@@ -95,10 +95,10 @@ def find_segment(step, unit, end, row):
         is_whole = splits == 1
         unit = tl.maximum(unit, split_begin)
         stop = tl.minimum(end, split_end)
-        is_left = unit > split_begin
-        is_taken = stop < split_end
+        suspends = unit > split_begin
+        resumes = stop < split_end
         origin = split_begin - first_tile  # unit of the group's first key tile, were it one split
-        following = after  # past `end` where this is taken
+        next_unit = after  # past `end` where this is taken
     else:
         group, origin, group_end = group_of_unit(step, row, unit, step.TILE_N)
         tile_m = group * lanes + tl.program_id(0) % lanes
@@ -106,15 +106,15 @@ def find_segment(step, unit, end, row):
         partial = 0
         stop = tl.minimum(end, group_end)
         is_whole = is_head & (stop == group_end)
-        is_left = False
-        is_taken = False
-        following = unit_after(step, stop, group_end)
+        suspends = False
+        resumes = False
+        next_unit = unit_after(step, stop, group_end)
     seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
         step, row, tile_m, step.num_heads, origin, unit, stop, step.MASK, step.TILE_M,
         step.TILE_N,
     )  # fmt: skip
     return Segment(
-        following, is_head, partial, is_whole, is_left, is_taken, row, tile_m, seq_len,
+        next_unit, is_head, partial, is_whole, suspends, resumes, row, tile_m, seq_len,
         context_len, tile_begin, tile_end, tile_edge,
     )  # fmt: skip
 

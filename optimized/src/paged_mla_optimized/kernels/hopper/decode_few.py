@@ -24,7 +24,7 @@ from paged_mla_optimized.kernels.common.segments import (
     Step,
     Tiles,
     find_segment,
-    own_share,
+    program_work_range,
     tile_of_visit,
 )
 from paged_mla_optimized.kernels.common.token_head import (
@@ -107,7 +107,7 @@ def _begin(step, segment, axes, answers, layout: gl.constexpr):
     peak = gl.full([TILE_M], FLOOR, gl.float32, pair_layout)
     sums = gl.zeros([step.TILE_N, TILE_M], gl.float32, layout)
     if step.FIXED_SPLITS > 0:
-        if segment.is_taken:
+        if segment.resumes:
             pair = taken_pairs(step, 0, pair_layout)
             acc = gl.load(answers.partial_out_ptr + pair[None, :] * R + axes.column[:, None])
             peak = gl.load(answers.partial_lse_ptr + pair)
@@ -192,7 +192,7 @@ def _attend(step, q_nope, q_pe, rope, answers, staged, ring, softmax_scale, BOX:
         gl.arange(0, R, layout=gl.SliceLayout(1, s_layout)),
     )
     scale = softmax_scale * LOG2_E
-    unit, end, row = own_share(step)
+    unit, end, row = program_work_range(step)
     stage = 0
     phase = 0
     while unit < end:
@@ -208,12 +208,12 @@ def _attend(step, q_nope, q_pe, rope, answers, staged, ring, softmax_scale, BOX:
         acc, peak, sums, stage, phase = _attend_tiles(
             step, segment, pairs, axes, acc, peak, sums, staged, ring, stage, phase, scale, BOX
         )
-        if step.FIXED_SPLITS > 0 and segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.suspends:
             _store_state(acc, peak, sums, axes, answers)
             state_stored(step, 0)
         else:
             _store_answers(step, segment, pairs, axes, acc, peak, sums, answers)
-        unit = segment.following
+        unit = segment.next_unit
 
 
 @gluon.jit

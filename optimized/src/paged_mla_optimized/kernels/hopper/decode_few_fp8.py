@@ -30,7 +30,7 @@ from paged_mla_optimized.kernels.common.segments import (
     Step,
     Tiles,
     find_segment,
-    own_share,
+    program_work_range,
     tile_of_visit,
 )
 from paged_mla_optimized.kernels.common.token_head import Answers, Lines, Partials
@@ -322,7 +322,7 @@ def _begin(
         accs += (gl.zeros([R // SHARES, PAIRS], gl.float32, layout),)
     sums = _own_sum(gl.zeros([step.TILE_N, PAIRS], gl.float32, s_layout))  # [TILE_N / 16, 8, PAIRS]
     if step.FIXED_SPLITS > 0:
-        if segment.is_taken:
+        if segment.resumes:
             pair = taken_pairs(step, 0, gl.SliceLayout(0, layout))
             accs_at, sums_at = _state_at(accs, sums, pair, R)
             taken = ()
@@ -479,7 +479,7 @@ def _attend(
     )
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, step.TILE_M, 16])
     cache_scale = gl.load(scales.ptr) if scales.SCALES == "scalar" else 1.0
-    unit, end, row = own_share(step)
+    unit, end, row = program_work_range(step)
     is_first = True
     stage = 0
     phase = 0
@@ -498,12 +498,12 @@ def _attend(
             step, segment, accs, sums, staged, ring, stage, phase, R, scales.SCALES, BOX,
             s_layout, layout,
         )  # fmt: skip
-        if step.FIXED_SPLITS > 0 and segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.suspends:
             _store_state(accs, sums, staged.peaks, answers, R)
             state_stored(step, 0)
         else:
             _store_answers(step, segment, accs, sums, cache_scale, staged, answers)
-        unit = segment.following
+        unit = segment.next_unit
 
 
 @gluon.jit

@@ -35,7 +35,7 @@ from paged_mla_optimized.kernels.common.segments import (
     Step,
     Tiles,
     find_segment,
-    own_share,
+    program_work_range,
     tile_of_visit,
 )
 from paged_mla_optimized.kernels.common.token_head import Answers, Lines, Partials, line_at
@@ -163,7 +163,7 @@ def _weigh_tiles(
 
 
 @gluon.jit
-def _hand_over(peak, total, staged):
+def _publish_row_sums(peak, total, staged):
     """Hand the sums of weights [64] to both halves; return the lse."""
     is_empty = total == 0.0
     staged.sums.store(answer_factor(is_empty, total))
@@ -181,7 +181,7 @@ def _weigh(
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     bars = staged.bars
     scale = softmax_scale * LOG2_E
-    unit, end, row = own_share(step)
+    unit, end, row = program_work_range(step)
     slot = 0
     phase = 0
     odd = 0
@@ -219,12 +219,12 @@ def _weigh(
         )
         mbarrier.arrive(bar_at(bars.go, slot))
         mbarrier.wait(bar_at(bars.full, slot), phase)  # the sums before these have been read
-        lse = _hand_over(peak, gl.convert_layout(gl.sum(total, 1), pair_layout), staged)
-        if step.FIXED_SPLITS > 0 and segment.is_left:
+        lse = _publish_row_sums(peak, gl.convert_layout(gl.sum(total, 1), pair_layout), staged)
+        if step.FIXED_SPLITS > 0 and segment.suspends:
             leave_weighing(step, peak, (total,), answers)
         else:
             store_lse(step, segment, lse, answers, pair_layout)
-        unit = segment.following
+        unit = segment.next_unit
 
 
 @gluon.jit
@@ -232,7 +232,7 @@ def _begin_summing(step, segment, answers, column, HALF: gl.constexpr, layout: g
     """Return the sums [64, 256] to begin with."""
     acc = gl.zeros([64, 256], gl.float32, layout)
     if step.FIXED_SPLITS > 0:
-        if segment.is_taken:
+        if segment.resumes:
             at = taken_pairs(step, 1 + HALF, gl.SliceLayout(1, layout))
             acc = gl.load(answers.partial_out_ptr + at[:, None] * 512 + column[None, :])
     return acc
@@ -307,7 +307,7 @@ def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     loads: gl.constexpr = arrivals(keys.BOX)  # of one half
     bars = staged.bars
-    unit, end, row = own_share(step)
+    unit, end, row = program_work_range(step)
     slot = 0
     phase = 0
     odd = 0
@@ -348,13 +348,13 @@ def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
         )
         mbarrier.wait(bar_at(bars.summed), odd)
         odd ^= 1
-        if step.FIXED_SPLITS > 0 and segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.suspends:
             at = state_pairs(gl.program_id(0), 64, pair_layout)
             gl.store(answers.partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
             state_stored(step, 1 + HALF)
         else:
             _store_answers(step, segment, acc, staged.sums, column, answers, pair_layout)
-        unit = segment.following
+        unit = segment.next_unit
 
 
 @gluon.jit

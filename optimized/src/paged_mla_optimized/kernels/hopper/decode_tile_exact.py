@@ -34,7 +34,7 @@ from paged_mla_optimized.kernels.common.segments import (
     Step,
     Tiles,
     find_segment,
-    own_share,
+    program_work_range,
     tile_of_visit,
 )
 from paged_mla_optimized.kernels.common.token_head import Answers, Lines, Partials
@@ -100,7 +100,9 @@ class _Staged(NamedTuple):
     q_nope: gl.shared_memory_descriptor  # float16 [2, 64, 256], see ``queries.py``; then answers
     q_pe: gl.shared_memory_descriptor  # two halves as well, or bfloat16 [1, 64, 64]
     s: gl.shared_memory_descriptor  # float32 [64 pairs, 64 keys], times scales of keys
-    factors: gl.shared_memory_descriptor  # float16 [_STAGES, 64], see ``_hand_scales``; or None
+    factors: (
+        gl.shared_memory_descriptor
+    )  # float16 [_STAGES, 64], see ``_publish_key_scales``; or None
     lifts: gl.shared_memory_descriptor  # float32 [_STAGES, 4], all four ``lift_of``; likewise
     ratios: gl.shared_memory_descriptor  # float16 [_STAGES * SHARES, 64], see ``shares.py``
     weights: gl.shared_memory_descriptor  # float16 [2 or 1, 64 pairs, 64 keys]
@@ -134,7 +136,7 @@ def _queries_of(staged, zero, half: gl.constexpr, AT: gl.constexpr):
 
 
 @gluon.jit
-def _hand_scales(key_scale, staged, stage):
+def _publish_key_scales(key_scale, staged, stage):
     """Hand on the lift of a tile, and float16 factors that weights of its keys' codes need.
 
     Weights times 2 ** lift are float16, and with these factors those of codes.
@@ -154,11 +156,11 @@ def _store_scores(s, staged, ring, stage, turn, scales):
         of_shares = load_scales(ring.key_scales, before * SHARES, SHARES, _IN_EVERY_WARP)
         if SHARES == 1:
             s = s * ring.key_scales.index(before).load(gl.SliceLayout(1, _SCORES))[:, None]
-            _hand_scales(of_shares[0], staged, before)
+            _publish_key_scales(of_shares[0], staged, before)
         else:
             key_scale = key_scale_of(of_shares)
             store_ratios(of_shares, key_scale, staged.ratios, before * SHARES)
-            _hand_scales(key_scale, staged, before)
+            _publish_key_scales(key_scale, staged, before)
     mbarrier.wait(staged.weighed, (turn & 1) ^ 1)
     staged.s.store(s.permute((1, 0)))
     mbarrier.arrive(staged.scored)
@@ -218,7 +220,7 @@ def _products_of_shares(words, following, staged, ring, stage, zero, SHARES: gl.
 @gluon.jit
 def _score(step, staged, ring, scales):
     """Store the scores of every tile of every segment, but for the scales of pairs."""
-    unit, end, row = own_share(step)
+    unit, end, row = program_work_range(step)
     stage = 0
     phase = 0
     turn = 0
@@ -248,7 +250,7 @@ def _score(step, staged, ring, scales):
             stage = gl.where(stage == _STAGES - 1, 0, stage + 1)
         if segment.tile_begin < segment.tile_end:
             turn = _store_scores(s, staged, ring, stage, turn, scales)
-        unit = segment.following
+        unit = segment.next_unit
 
 
 @gluon.jit
@@ -471,7 +473,7 @@ def _begin(step, segment, answers):
     layout: gl.constexpr = sums.type.layout
     peak = gl.full([64, 4], FLOOR, gl.float32, layout)
     if step.FIXED_SPLITS > 0:
-        if segment.is_taken:
+        if segment.resumes:
             pair = taken_pairs(step, 0, _PAIRS)
             ptrs = answers.partial_out_ptr + _columns_at(pair)
             low = gl.load(ptrs)
@@ -537,7 +539,7 @@ def _answer(
 ):
     """Make weights of the scores of every segment, and answers."""
     cache_scale = gl.load(scales.ptr) if scales.SCALES == "scalar" else 1.0
-    unit, end, row = own_share(step)
+    unit, end, row = program_work_range(step)
     stage = 0
     phase = 0
     turn = 0
@@ -555,11 +557,11 @@ def _answer(
             step, segment, low, high, peak, sums, scale, staged, ring, stage, phase, turn,
             scales, BOX,
         )  # fmt: skip
-        if step.FIXED_SPLITS > 0 and segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.suspends:
             _leave(step, low, high, peak, sums, answers)
         else:
             _store(step, segment, low, high, peak, sums, cache_scale, staged.q_nope, answers)
-        unit = segment.following
+        unit = segment.next_unit
 
 
 @gluon.jit

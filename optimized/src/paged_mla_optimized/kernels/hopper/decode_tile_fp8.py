@@ -41,7 +41,7 @@ from paged_mla_optimized.kernels.common.segments import (
     Step,
     Tiles,
     find_segment,
-    own_share,
+    program_work_range,
     tile_of_visit,
 )
 from paged_mla_optimized.kernels.common.token_head import Answers, Lines, Partials, line_at
@@ -75,7 +75,7 @@ from paged_mla_optimized.kernels.hopper.softmax import (
     higher,
     leave_weighing,
     own_sums,
-    raised_in_twos,
+    raise_peaks_pairwise,
     store_lse,
 )
 from paged_mla_optimized.triton_compat.gluon_names import read_as
@@ -116,7 +116,7 @@ class _Staged(NamedTuple):
 
     ckv: gl.shared_memory_descriptor  # int16 [_SLOTS, 64, 256]
     k_pe: gl.shared_memory_descriptor  # int16 [_SLOTS, 64, 32]; then the weights
-    key_scales: gl.shared_memory_descriptor  # float32 [3 * _SLOTS, 64], see ``_hand_scales``
+    key_scales: gl.shared_memory_descriptor  # float32 [3 * _SLOTS, 64], see ``_publish_key_scales``
     keeps: gl.shared_memory_descriptor  # float32 [_SLOTS, 64]: what is kept of the sums so far
     sums: gl.shared_memory_descriptor  # float32 [64]: what scales the answers
     q: gl.shared_memory_descriptor  # int16 [64, 256]
@@ -235,7 +235,7 @@ def _weigh_tiles(
         highest = gl.reduce(s, 1, higher)
         if SCALES == "scalar":
             highest *= scale
-        new_peak = raised_in_twos(peak, highest, (highest <= peak + _LAZY) == 0)
+        new_peak = raise_peaks_pairwise(peak, highest, (highest <= peak + _LAZY) == 0)
         keep = gl.exp2(peak - new_peak)
         peak = new_peak
         power = s * scale[:, None] if SCALES == "scalar" else s
@@ -259,7 +259,7 @@ def _weigh_tiles(
 
 
 @gluon.jit
-def _hand_over(peak, total, exact_total, cache_scale, staged, odd):
+def _publish_row_sums(peak, total, exact_total, cache_scale, staged, odd):
     """Hand what scales their sums [64] to both halves; return the lse."""
     is_empty = (total == 0.0) & (peak == FLOOR)  # not so where a score is infinite
     mbarrier.wait(bar_at(staged.bars.read), odd ^ 1)  # those before these
@@ -276,7 +276,7 @@ def _weigh(step, lines, q_scale_ptr, scales, answers, staged, softmax_scale, BOX
     q = read_as(staged.q, _E4M3, [64, 512], _CKV)
     q_pe = read_as(staged.q_pe, _E4M3, [64, 64], _K_PE)
     cache_scale = gl.load(scales.ptr) if scales.SCALES == "scalar" else 1.0
-    unit, end, row = own_share(step)
+    unit, end, row = program_work_range(step)
     slot = 0
     phase = 0
     odd = 0
@@ -301,13 +301,13 @@ def _weigh(step, lines, q_scale_ptr, scales, answers, staged, softmax_scale, BOX
         )
         total = gl.convert_layout(gl.sum(totals[0], 1), pair_layout)
         exact_total = gl.convert_layout(gl.sum(totals[1], 1), pair_layout)
-        lse = _hand_over(peak, total, exact_total, cache_scale, staged, odd)
+        lse = _publish_row_sums(peak, total, exact_total, cache_scale, staged, odd)
         odd ^= 1
-        if step.FIXED_SPLITS > 0 and segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.suspends:
             leave_weighing(step, peak, totals, answers)
         else:
             store_lse(step, segment, lse, answers, pair_layout)
-        unit = segment.following
+        unit = segment.next_unit
 
 
 @gluon.jit
@@ -328,7 +328,7 @@ def _scales_of_keys(keys, scales, blocks, tile):
 
 
 @gluon.jit
-def _hand_scales(scale, staged, slot, is_wanted):
+def _publish_key_scales(scale, staged, slot, is_wanted):
     """Hand on a tile's scales, logarithms of what counts as them, and reciprocals of that."""
     counted = gl.where(gl.abs(scale) < _LEAST, _LEAST, scale)  # below 0 there is no logarithm
     staged.key_scales.index(3 * slot).store(scale)
@@ -381,7 +381,7 @@ def _sum_tiles(
         if visit + _SLOTS < segment.tile_end:
             copy_half(keys, staged, slot, at, table_row_ptr, ahead, seq_len, HALF)
             if hands_scales:
-                _hand_scales(scale, staged, slot, True)
+                _publish_key_scales(scale, staged, slot, True)
         slot = next_slot
         phase = next_phase
     return even, odd, slot, phase
@@ -398,7 +398,7 @@ def _begin_scales(step, segment, keys, scales, staged, table_row_ptr, slot):
     for ahead in gl.static_range(_SLOTS):
         target = gl.where(slot + ahead >= _SLOTS, slot + ahead - _SLOTS, slot + ahead)
         is_wanted = segment.tile_begin + ahead < segment.tile_end
-        _hand_scales(loaded[ahead], staged, target, is_wanted)
+        _publish_key_scales(loaded[ahead], staged, target, is_wanted)
 
 
 @gluon.jit
@@ -437,7 +437,7 @@ def _begin_summing(step, segment, answers, HALF: gl.constexpr):
     even = gl.zeros([128, 64], gl.float32, _PRODUCT)
     odd = gl.zeros([128, 64], gl.float32, _PRODUCT)
     if step.FIXED_SPLITS > 0:
-        if segment.is_taken:
+        if segment.resumes:
             pairs = taken_pairs(step, 1 + HALF, gl.SliceLayout(0, _PRODUCT))
             even_at = answers.partial_out_ptr + _state_at(pairs, HALF)
             even = gl.load(even_at)
@@ -473,7 +473,7 @@ def _store_answers(step, segment, even, odd, factor, answers, HALF: gl.constexpr
 @gluon.jit
 def _answer(step, keys, scales, answers, staged, HALF: gl.constexpr):
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
-    unit, end, row = own_share(step)
+    unit, end, row = program_work_range(step)
     slot = 0
     phase = 0
     parity = 0
@@ -488,7 +488,7 @@ def _answer(step, keys, scales, answers, staged, HALF: gl.constexpr):
         )
         factor = _factor(staged, parity)
         parity ^= 1
-        if step.FIXED_SPLITS > 0 and segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.suspends:
             pairs = state_pairs(gl.program_id(0), 64, gl.SliceLayout(0, _PRODUCT))
             even_at = answers.partial_out_ptr + _state_at(pairs, HALF)
             gl.store(even_at, even)
@@ -496,7 +496,7 @@ def _answer(step, keys, scales, answers, staged, HALF: gl.constexpr):
             state_stored(step, 1 + HALF)
         else:
             _store_answers(step, segment, even, odd, factor, answers, HALF)
-        unit = segment.following
+        unit = segment.next_unit
 
 
 @gluon.jit
@@ -523,7 +523,7 @@ def _decode(step, keys, lines, q_scale_ptr, scales, answers, softmax_scale):
         mbarrier.init(array.index(bar), count=1)
     mbarrier.init(bar_at(bars.read), count=2)
     fence_async_shared()
-    gdc_launch_dependents()  # all but the one that quantises queries have ended, see there
+    gdc_launch_dependents()  # all but the one that quantizes queries have ended, see there
     gl.warp_specialize(
         [
             (

@@ -8,7 +8,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
 from paged_mla_optimized.kernels.common.scales import has_key_scales
-from paged_mla_optimized.kernels.common.segments import find_segment, own_share, tile_of_visit
+from paged_mla_optimized.kernels.common.segments import (
+    find_segment,
+    program_work_range,
+    tile_of_visit,
+)
 from paged_mla_optimized.kernels.hopper.async_rows import copy_lines, lines_layout
 from paged_mla_optimized.triton_compat.gluon_names import copy_box, copy_elements
 from paged_mla_shared import formats
@@ -228,7 +232,7 @@ def copy_tiles(step, keys, scales, ring, R: gl.constexpr):
     SCALES: gl.constexpr = scales.SCALES
     STAGES: gl.constexpr = ring.ready.shape[0]
     K_PE_AT: gl.constexpr = R + (2 * scales.SHARES if SCALES == "inline" else 0)
-    unit, end, row = own_share(step)
+    unit, end, row = program_work_range(step)
     stage = 0
     phase = 0
     while unit < end:
@@ -253,4 +257,4 @@ def copy_tiles(step, keys, scales, ring, R: gl.constexpr):
                 table_row_ptr, tile, seq_len, K_PE_AT, 0, R, True,
             )  # fmt: skip
             stage, phase = next_stage(stage, phase, STAGES)
-        unit = segment.following
+        unit = segment.next_unit

@@ -48,7 +48,7 @@ def _in_both(is_so):
 
 
 @gluon.jit
-def raised_in_twos(peak, highest, has_to):
+def raise_peaks_pairwise(peak, highest, has_to):
     """Return peaks [64], all integers: both pairs of a thread rise if one of them has to.
 
     What is kept of the sums so far is then a power of two, which bfloat16 holds exactly. The
@@ -67,7 +67,7 @@ def raised_by_steps(peak, highest, scale):
     later one is whole steps above the one before: what is kept of the sums so far is a power of
     two, which bfloat16 holds exactly. Steps are rounded by an addition, which is faster than an
     instruction that rounds. Both pairs of a thread rise if one of them has to: see
-    ``raised_in_twos``.
+    ``raise_peaks_pairwise``.
     """
     steps = highest * scale + (_TO_INTEGERS - peak) - _TO_INTEGERS
     first = higher(highest * scale, FLOOR)
@@ -120,7 +120,7 @@ def begin_weighing(step, segment, answers, layout: gl.constexpr, SUMS: gl.conste
     for _sum in gl.static_range(SUMS):
         totals += (own_sums(gl.zeros([64, 64], gl.float32, layout)),)
     if step.FIXED_SPLITS > 0:
-        if segment.is_taken:
+        if segment.resumes:
             pair = taken_pairs(step, 0, pair_layout)
             peak = gl.load(answers.partial_lse_ptr + pair)
             taken = ()

@@ -23,8 +23,8 @@ from paged_mla_optimized.kernels.common.schedule import (
 from paged_mla_optimized.kernels.common.segments import (
     Step,
     find_segment,
-    own_share,
     partial_of_segment,
+    program_work_range,
     tile_of_visit,
 )
 from paged_mla_optimized.kernels.common.split_handoff import (
@@ -116,7 +116,7 @@ def _attend(step, keys, q_nope, q_pe, answers, softmax_scale):
     SCALES: tl.constexpr = keys.SCALES
     SHARES: tl.constexpr = keys.SHARES
     TILE_M: tl.constexpr = step.TILE_M
-    unit, end, row = own_share(step)
+    unit, end, row = program_work_range(step)
     scale_log2 = softmax_scale * LOG2_E
     if SCALES == "scalar":
         layer_scale = tl.load(keys.scales_ptr)
@@ -139,7 +139,7 @@ def _attend(step, keys, q_nope, q_pe, answers, softmax_scale):
         value_peak = peak
         total = tl.zeros([TILE_M], tl.float32)
         if step.FIXED_SPLITS > 0:
-            if segment.is_taken:
+            if segment.resumes:
                 source, word_ptr = await_state(step, 0, step.FIXED_SPLITS)
                 tl.debug_barrier()
                 forget_state(word_ptr)
@@ -190,7 +190,7 @@ def _attend(step, keys, q_nope, q_pe, answers, softmax_scale):
                 mean *= tl.exp2(value_peak - tl.where(is_empty, 0.0, peak))[:, None]
             out += (mean,)
         lse = tl.where(is_empty, peak, (peak + tl.log2(divisor)) * LN_2)
-        if segment.is_left:
+        if segment.suspends:
             _store_state(acc, peak, value_peak, total, answers, R, SHARES, TILE_M)
             tl.debug_barrier()
             leave_state(step, 0, step.FIXED_SPLITS)
@@ -208,7 +208,7 @@ def _attend(step, keys, q_nope, q_pe, answers, softmax_scale):
                     kept = live
                 store_shares(answers.partial_out_ptr + at * R, out, kept, R, SHARES)
                 tl.store(answers.partial_lse_ptr + at, lse, mask=kept)
-        unit = segment.following
+        unit = segment.next_unit
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["scales_ptr"])

@@ -14,7 +14,7 @@ from paged_mla_optimized.operations.argument_types import partial_dtype
 from paged_mla_optimized.operations.attend.combine import Combine
 from paged_mla_optimized.operations.attend.hopper import HopperAttention
 from paged_mla_optimized.operations.attend.portable import PortableAttention
-from paged_mla_optimized.operations.queries.quantize import QuantiseQueries
+from paged_mla_optimized.operations.queries.quantize import QuantizeQueries
 from paged_mla_optimized.operations.queries.rotate import RotateQueries
 from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan
@@ -78,7 +78,7 @@ class Attention:
     facts : DeviceFacts
         Of the device; the grid has a fixed number of programs for each multiprocessor.
     workspace : Workspace
-    quantise : QuantiseQueries or None
+    quantize : QuantizeQueries or None
         For a family of FP8 products.
     rotate : RotateQueries or None
         For a config with a rope.
@@ -91,7 +91,7 @@ class Attention:
         facts: DeviceFacts,
         workspace: Workspace,
         *,
-        quantise: QuantiseQueries | None = None,
+        quantize: QuantizeQueries | None = None,
         rotate: RotateQueries | None = None,
     ) -> None:
         programs = variant.programs(facts.num_sms)
@@ -102,7 +102,7 @@ class Attention:
         )
         self._hopper = None
         if variant.family != PORTABLE:
-            self._hopper = HopperAttention(config, variant, programs, quantise, rotate)
+            self._hopper = HopperAttention(config, variant, programs, quantize, rotate)
         self._combine = Combine(config, variant, programs)
 
     def launch(

@@ -30,7 +30,7 @@ from paged_mla_optimized.operations.argument_types import (
     partial_dtype,
     rope_pointer,
 )
-from paged_mla_optimized.operations.queries.quantize import QuantiseQueries
+from paged_mla_optimized.operations.queries.quantize import QuantizeQueries
 from paged_mla_optimized.operations.queries.rotate import RotateQueries
 from paged_mla_optimized.planning.families import (
     FEW,
@@ -127,7 +127,7 @@ class HopperAttention:
         Of a family in kernels/hopper.
     programs : int
         Size of the grid.
-    quantise : QuantiseQueries or None
+    quantize : QuantizeQueries or None
         For a family of FP8 products.
     rotate : RotateQueries or None
         For a config with a rope.
@@ -138,20 +138,20 @@ class HopperAttention:
         config: MlaConfig,
         variant: AttendVariant,
         programs: int,
-        quantise: QuantiseQueries | None = None,
+        quantize: QuantizeQueries | None = None,
         rotate: RotateQueries | None = None,
     ) -> None:
         self.config = config
         self.variant = variant
         self.programs = programs
-        self._quantise = quantise if variant.family == TILE_FP8 else None
-        self._rotate = None if self._quantise is not None else rotate
+        self._quantize = quantize if variant.family == TILE_FP8 else None
+        self._rotate = None if self._quantize is not None else rotate
         self._kernels: Bounded[tuple[int, int, int], Launcher] = Bounded(MAX_KERNELS)
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
     def takes(self, queries: Queries) -> bool:
         """Return whether the kernel can read queries, its own or those handed in."""
-        if self._quantise is not None:
+        if self._quantize is not None:
             return True
         # What is rotated is loaded, in whatever pieces it lies.
         return queries_fit(queries.nope) if self._rotate is not None else queries_fit(*queries)
@@ -184,8 +184,8 @@ class HopperAttention:
         (q_nope, q_pe), (out, lse) = queries, answer
         table = plan.block_table
         of_table, of_out = table.stride(), out.stride()
-        if self._quantise is not None:
-            arguments: tuple[Any, ...] = self._quantise.launch(q_nope, q_pe, plan.positions)
+        if self._quantize is not None:
+            arguments: tuple[Any, ...] = self._quantize.launch(q_nope, q_pe, plan.positions)
             of_queries: tuple[int, ...] = ()
         else:
             of_nope, of_pe = q_nope.stride(), q_pe.stride()

@@ -33,18 +33,18 @@ class Spans(NamedTuple):
     block_table : int32 [B, M]
     key_starts : int32 [B + 1]
         Prefix sums of how many each row has, from 0.
-    firsts : int32 [B]
+    first_tokens : int32 [B]
         The first one of each row.
     """
 
     block_table: torch.Tensor
     key_starts: torch.Tensor
-    firsts: torch.Tensor
+    first_tokens: torch.Tensor
 
     @classmethod
     def whole(cls, plan: Plan) -> Spans:
         """Return all tokens of the planned rows."""
-        return cls(plan.block_table, plan.key_starts, plan.firsts)
+        return cls(plan.block_table, plan.key_starts, plan.first_tokens)
 
 
 class Gather:
@@ -136,7 +136,7 @@ def gather_spec(config: MlaConfig, arch: str) -> KernelSpec:
         "scales_ptr": "*fp32",
         "block_table_ptr": "*i32",
         "key_starts_ptr": "*i32",
-        "firsts_ptr": "*i32",
+        "first_tokens_ptr": "*i32",
         "ckv_ptr": latent,
         "k_pe_ptr": latent,
         "stride_scales_block": number(config.stored.scales_per_block(config.block_size)),

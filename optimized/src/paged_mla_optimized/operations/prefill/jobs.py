@@ -9,7 +9,7 @@ from dataclasses import replace
 from paged_mla_optimized.config.attention import DTYPE_NAMES
 from paged_mla_optimized.config.prefill import PrefillConfig
 from paged_mla_optimized.operations.prefill.hopper import hopper_prefill_spec
-from paged_mla_optimized.operations.prefill.key_chunks import part_spec
+from paged_mla_optimized.operations.prefill.key_chunks import key_chunk_spec
 from paged_mla_optimized.operations.prefill.portable import plan_spec, portable_spec
 from paged_mla_optimized.planning.axes import HEADS, ROWS, drawn
 from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
@@ -53,7 +53,7 @@ def jobs(arch: str) -> Iterator[NamedSpec]:
         for each in (config, replace(config, writes_empty=False)):
             yield _prefill_plan_job(each, variant.tile_m, arch)
         if not config.causal:
-            yield NamedSpec("part", part_spec(config.max_rows), "i32")
+            yield NamedSpec("part", key_chunk_spec(config.max_rows), "i32")
         portable = f"prefill-m{variant.tile_m}n{variant.tile_n}-{name}"
         yield NamedSpec(portable, portable_spec(config, variant), dtype)
         if is_for_hopper(*demand):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 import triton
 
-from paged_mla_optimized.kernels.common.key_chunks import part_kernel
+from paged_mla_optimized.kernels.common.key_chunks import key_chunk_kernel
 from paged_mla_optimized.runtime.kernel_spec import DENSE, KernelSpec
 from paged_mla_optimized.runtime.launch import Launcher
 
 _ALIGNED = 4  # entries: 16 bytes, where kernels that read a line expect it to begin
 
 
-class Part:
-    """Launcher of ``part_kernel``, and the buffers it fills.
+class KeyChunk:
+    """Launcher of ``key_chunk_kernel``, and the buffers it fills.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Part:
         self.buffer = torch.zeros((3, width), dtype=torch.int32, device=device)
         self._buffers = self.buffer.unbind()
         self.num_rows = 0
-        self._kernel = Launcher(part_spec(max_rows))
+        self._kernel = Launcher(key_chunk_spec(max_rows))
 
     @property
     def query_starts(self) -> torch.Tensor:
@@ -42,7 +42,7 @@ class Part:
         return self._buffers[1][: self.num_rows + 1]
 
     @property
-    def firsts(self) -> torch.Tensor:
+    def first_tokens(self) -> torch.Tensor:
         """The first of each row's keys in this part, int32 [B]."""
         return self._buffers[2][: self.num_rows]
 
@@ -60,15 +60,15 @@ class Part:
         )
 
 
-def part_spec(max_rows: int) -> KernelSpec:
+def key_chunk_spec(max_rows: int) -> KernelSpec:
     """Return the kernel that chooses a part."""
     types = {
         "cu_seqlens_q_ptr": "*i32",
         "seq_lens_ptr": "*i32",
         "query_starts_ptr": "*i32",
         "key_starts_ptr": "*i32",
-        "firsts_ptr": "*i32",
+        "first_tokens_ptr": "*i32",
         "stride_cu_q": DENSE,
         "stride_lens": DENSE,
     }
-    return KernelSpec(part_kernel, {"ROWS": triton.next_power_of_2(max_rows + 1)}, types)
+    return KernelSpec(key_chunk_kernel, {"ROWS": triton.next_power_of_2(max_rows + 1)}, types)

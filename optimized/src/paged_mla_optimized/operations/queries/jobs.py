@@ -1,4 +1,4 @@
-"""Which variants of the kernels that turn and quantise queries exist for an architecture."""
+"""Which variants of the kernels that turn and quantize queries exist for an architecture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from paged_mla_optimized.config.attention import DTYPE_NAMES, MlaConfig
-from paged_mla_optimized.operations.queries.quantize import quantise_spec
+from paged_mla_optimized.operations.queries.quantize import quantize_spec
 from paged_mla_optimized.operations.queries.rotate import rotate_spec
 from paged_mla_optimized.planning.axes import DIMS, OTHER_DIMS, ROPES, SERVED, drawn, query_config
 from paged_mla_optimized.runtime.kernel_spec import SHORT, NamedSpec
@@ -17,7 +17,7 @@ def jobs(arch: str) -> Iterator[NamedSpec]:
     for dtype, dims, rope in itertools.product(DTYPE_NAMES.values(), DIMS, ROPES):
         config = query_config(dtype, dims, rope)
         if dims == SERVED or dims == drawn(f"{dtype}-{rope}", OTHER_DIMS):
-            yield from _quantise_jobs(config, arch)
+            yield from _quantize_jobs(config, arch)
         if rope is not None and dims[0] == SERVED[0]:
             yield _rotate_job(config, arch)
 
@@ -32,10 +32,10 @@ def _rotate_job(config: MlaConfig, arch: str) -> NamedSpec:
     )
 
 
-def _quantise_jobs(config: MlaConfig, arch: str) -> Iterator[NamedSpec]:
+def _quantize_jobs(config: MlaConfig, arch: str) -> Iterator[NamedSpec]:
     dtype, rope = SHORT[config.dtype], config.rope_pairing
     for scale in ("data", "given"):
-        spec = quantise_spec(config, arch, is_given=scale == "given")
+        spec = quantize_spec(config, arch, is_given=scale == "given")
         overlap = "overlapped" if spec.constants["OVERLAP"] else "alone"
-        name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}-{rope}-{scale}"
+        name = f"quantize-{overlap}-r{config.kv_lora_rank}-{dtype}-{rope}-{scale}"
         yield NamedSpec(name, spec, dtype)

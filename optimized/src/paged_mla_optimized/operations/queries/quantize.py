@@ -1,4 +1,4 @@
-"""Launches the quantisation of a step's queries to e4m3 (rule S-11)."""
+"""Launches the quantization of a step's queries to e4m3 (rule S-11)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from paged_mla_optimized.config.architectures import OVERLAPPING, ROUNDING_E4M3_ONCE
 from paged_mla_optimized.config.attention import MlaConfig
-from paged_mla_optimized.kernels.common.quantize import quantise_kernel
+from paged_mla_optimized.kernels.common.quantize import quantize_kernel
 from paged_mla_optimized.operations.argument_types import rope_pointer
 from paged_mla_optimized.runtime.kernel_spec import KernelSpec, number, overlap_options, pointer
 from paged_mla_optimized.runtime.launch import Launcher
@@ -14,8 +14,8 @@ from paged_mla_optimized.runtime.launch import Launcher
 _PAIRS_PER_PROGRAM = 4
 
 
-class Quantise:
-    """The quantisation launch of one :class:`PagedMla`.
+class Quantize:
+    """The quantization launch of one :class:`PagedMla`.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Quantise:
         self.config = config
         self.tables = tables
         self._kernels = [
-            Launcher(quantise_spec(config, arch, is_given=given)) for given in (False, True)
+            Launcher(quantize_spec(config, arch, is_given=given)) for given in (False, True)
         ]
 
     def launch(
@@ -62,7 +62,7 @@ class Quantise:
         )
 
 
-class QuantiseQueries:
+class QuantizeQueries:
     """The queries of a step for attend kernels of FP8 products: a launch, and what it writes.
 
     Parameters
@@ -89,7 +89,7 @@ class QuantiseQueries:
         width = config.kv_lora_rank + config.qk_rope_head_dim
         self.codes = torch.empty((*shape, width), dtype=torch.uint8, device=device)
         self.scales = torch.empty(shape, dtype=torch.float32, device=device)
-        self._quantise = Quantise(config, arch, tables)
+        self._quantize = Quantize(config, arch, tables)
 
     def launch(
         self, q_nope: torch.Tensor, q_pe: torch.Tensor, positions: torch.Tensor | None = None
@@ -99,12 +99,12 @@ class QuantiseQueries:
         `positions` are read with a rope alone. A query that holds an infinite number or NaN has the
         code of NaN there.
         """
-        self._quantise.launch(q_nope, q_pe, self.codes, self.scales, positions=positions)
+        self._quantize.launch(q_nope, q_pe, self.codes, self.scales, positions=positions)
         return self.codes, self.scales
 
 
-def quantise_spec(config: MlaConfig, arch: str, *, is_given: bool) -> KernelSpec:
-    """Return the kernel that quantises queries, by a scale of their own or one that `is_given`."""
+def quantize_spec(config: MlaConfig, arch: str, *, is_given: bool) -> KernelSpec:
+    """Return the kernel that quantizes queries, by a scale of their own or one that `is_given`."""
     query, table = pointer(config.dtype), rope_pointer(config)
     types = {
         "q_nope_ptr": query,
@@ -126,4 +126,4 @@ def quantise_spec(config: MlaConfig, arch: str, *, is_given: bool) -> KernelSpec
         "NATIVE": arch in ROUNDING_E4M3_ONCE,
         "OVERLAP": arch in OVERLAPPING,
     }
-    return KernelSpec(quantise_kernel, constants, types, overlap_options(arch in OVERLAPPING))
+    return KernelSpec(quantize_kernel, constants, types, overlap_options(arch in OVERLAPPING))

@@ -7,7 +7,7 @@ the kernel costs. Queries are bfloat16 in both.
 
 Latents are RMS-normed and have channels that are far larger than the rest; rotated keys have no
 norm and larger ones still. DeepSeek-V2 (arXiv:2405.04434, section 2.1) norms the latents alone;
-SnapMLA (arXiv:2602.10718) finds that the rotated keys lose most when they are quantised. With
+SnapMLA (arXiv:2602.10718) finds that the rotated keys lose most when they are quantized. With
 "peaked" scores each query has a key of its own, which weighs nearly all.
 """
 

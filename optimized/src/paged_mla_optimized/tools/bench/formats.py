@@ -2,7 +2,7 @@
 
 ``python -m paged_mla_optimized.tools.bench.formats [--only REGEX] [--out STEM]`` needs a GPU. Exact
 and fast products over caches that ``append`` wrote, each checked against float32 first; attention
-with its join and, for fast products, with the launch that quantises queries.
+with its join and, for fast products, with the launch that quantizes queries.
 """
 
 from __future__ import annotations

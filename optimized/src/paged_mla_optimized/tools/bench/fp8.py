@@ -2,7 +2,7 @@
 
 ``python -m paged_mla_optimized.tools.bench.fp8 [--only REGEX] [--peers DIR] [--out STEM]`` needs a
 GPU. Exact and fast products, each checked against float32 first; attention with its join and, for
-fast products, with the launch that quantises queries, which FlashMLA is given quantised.
+fast products, with the launch that quantizes queries, which FlashMLA is given quantized.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CACHE_SCALE = 2.0**-6  # a power of two: bfloat16 then holds what the FP8 cache 
 KINDS = ("exact", "fast", "bf16", "flashmla")
 
 
-def quantised(tensors: Tensors) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+def quantized(tensors: Tensors) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
     """Return the case over the numbers of an FP8 cache, that cache's codes, and its scale."""
     codes = (tensors.cache.float() / CACHE_SCALE).to(torch.float8_e4m3fn)
     held = (codes.float() * CACHE_SCALE).to(tensors.cache.dtype)
@@ -36,7 +36,7 @@ def quantised(tensors: Tensors) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
 
 def measure(case: Case, flashmla: Any) -> dict[str, Any]:
     """Return errors, and times in microseconds alone and in turns, of each kind."""
-    tensors, codes, scale = quantised(build(case))
+    tensors, codes, scale = quantized(build(case))
     flat = LatentCache("fp8_e4m3", codes, scale)
     config = replace(tensors.config, cache_format="fp8_e4m3")
     launches = {

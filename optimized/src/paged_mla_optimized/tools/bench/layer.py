@@ -2,7 +2,7 @@
 
 ``python -m paged_mla_optimized.tools.bench.layer [--only REGEX] [--peers DIR] [--out STEM]`` needs
 a GPU. Rows ``h16 q64 c32k`` are one row of 64 queries behind 32768 cached tokens, absorbed, then
-materialised, and what the cost model chose. Rows ``chunk ...`` are one such step end to end, with
+materialized, and what the cost model chose. Rows ``chunk ...`` are one such step end to end, with
 the share of each launch, in turns with FlashAttention 3 on concatenated keys: in one piece, and as
 vLLM has it, own keys and context apart and then merged, with this project's gather and merge. The
 plan, once a step, is in no time. Each answer is checked against float32 first.
@@ -133,7 +133,7 @@ class Problem:
         """What the cost model would take."""
         lens = np.array([self.step.query_len]), np.array([self.keys])
         absorbed = Forms(Prices.of(self.config), *lens).absorbed_rows()
-        return "absorbed" if absorbed else "materialised"
+        return "absorbed" if absorbed else "materialized"
 
     def error(self, out: torch.Tensor) -> float:
         """Return the largest relative error of a few heads' last and first queries.
@@ -171,7 +171,7 @@ def measure(step: Step, fa3: peers.Prefill | None) -> dict[str, Any]:
     if step in CHUNKS:
         return _measure_chunk(problem, fa3)
     row: dict[str, Any] = {"step": step.name, "chosen": problem.chosen, "errors": {}, "us": {}}
-    for form, absorbed in (("absorbed", 1), ("materialised", 0)):
+    for form, absorbed in (("absorbed", 1), ("materialized", 0)):
         problem.plan(absorbed)
         row["errors"][form] = problem.error(problem.attend()[0])
         row["us"] |= times({form: problem.attend})
@@ -179,7 +179,7 @@ def measure(step: Step, fa3: peers.Prefill | None) -> dict[str, Any]:
 
 
 def _measure_chunk(problem: Problem, fa3: peers.Prefill | None) -> dict[str, Any]:
-    """Return times of a materialised step, of its parts, and of peers."""
+    """Return times of a materialized step, of its parts, and of peers."""
     problem.plan(0)
     launches: dict[str, Launch] = {"ours": problem.attend}
     if fa3 is not None:
@@ -195,8 +195,8 @@ def _measure_chunk(problem: Problem, fa3: peers.Prefill | None) -> dict[str, Any
 
 
 def _shares(problem: Problem) -> dict[str, float]:
-    """Return the time of each kind of launch of a materialised step, all its parts together."""
-    rows, plan = problem.layer.materialised, problem.layer.planned.materialised
+    """Return the time of each kind of launch of a materialized step, all its parts together."""
+    rows, plan = problem.layer.materialized, problem.layer.planned.materialized
     assert plan is not None
     queries = Queries(problem.q[..., :N], problem.q[..., N:])
     out = problem.q.new_zeros((*problem.q.shape[:2], V))
@@ -206,11 +206,11 @@ def _shares(problem: Problem) -> dict[str, float]:
         launches: dict[str, Launch] = {
             "gather": partial(rows.gather, plan, part, problem.cache),
             "projection": partial(rows.project, plan, part, problem.weights),
-            "attention": partial(rows.attend_part, plan, part, queries, answer),
+            "attention": partial(rows.attend_chunk, plan, part, queries, answer),
         }
         if part > 0:
-            rows.plan_part(plan, part)
-            launches["plan"] = partial(rows.plan_part, plan, part)
+            rows.plan_chunk(plan, part)
+            launches["plan"] = partial(rows.plan_chunk, plan, part)
             launches["merge"] = partial(rows.merge, answer, rest, answer)
         shares.update(times(launches))
     return dict(shares)
@@ -231,7 +231,7 @@ class _Concatenated:
     def heads(self, keys: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Return k [K, H, N + P] and v [K, H, V] of gathered tokens."""
         heads = self.problem.step.num_heads
-        self.problem.weights.materialise(self.ckv[keys], self.projected[keys])
+        self.problem.weights.materialize(self.ckv[keys], self.projected[keys])
         k_nope, v = torch.split(self.projected[keys].view(-1, heads, N + V), [N, V], dim=-1)
         k_pe = self.k_pe[keys][:, None].expand(-1, heads, -1)
         return torch.cat([k_nope, k_pe], dim=-1), v

@@ -1,4 +1,4 @@
-"""Times prefill in materialised heads, beside FlashAttention 3 and cuDNN.
+"""Times prefill in materialized heads, beside FlashAttention 3 and cuDNN.
 
 ``python -m paged_mla_optimized.tools.bench.prefill [--only REGEX] [--peers DIR] [--out STEM]``
 needs a GPU. DeepSeek-V3's heads, bfloat16, causal; keys and values are halves of one projection, as

@@ -28,7 +28,7 @@ from paged_mla_reference.rules.cache import append, gather_context, slots_to_wri
 from paged_mla_reference.rules.merge import merge
 from paged_mla_reference.rules.paging import keys_of_tokens
 from paged_mla_reference.rules.positions import metadata
-from paged_mla_reference.rules.queries import quantise_queries
+from paged_mla_reference.rules.queries import quantize_queries
 from paged_mla_reference.rules.rounding import ulp, widen
 from paged_mla_reference.rules.slots import Slots
 from paged_mla_reference.rules.validation.inputs import validate_batch
@@ -230,7 +230,7 @@ def _check_queries(found: Examination) -> None:
     assert step.batch is not None
     problem, batch = step.problem, step.batch
     given = query_scale(step.dump)
-    expected = quantise_queries(problem, batch, given)
+    expected = quantize_queries(problem, batch, given)
     actual = step.array("query_codes"), step.array("query_scales")
     hold(
         found,

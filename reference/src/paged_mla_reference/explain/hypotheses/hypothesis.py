@@ -13,7 +13,7 @@ _FUNCTIONS = {
     Stage.METADATA: ("metadata",),
     Stage.APPEND: ("append",),
     Stage.GATHER: ("gather_context",),
-    Stage.QUERIES: ("quantise_queries",),
+    Stage.QUERIES: ("quantize_queries",),
     Stage.MERGE: ("merge",),
     Stage.ATTENTION: ("attend",),
     Stage.LAYER: ("layer",),

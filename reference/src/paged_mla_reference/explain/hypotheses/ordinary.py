@@ -21,7 +21,7 @@ from paged_mla_reference.explain.checks.step import Step
 from paged_mla_reference.explain.hypotheses.hypothesis import Hypothesis
 from paged_mla_reference.explain.hypotheses.residual import Measure, can_be_tried, measure_of
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_reference.rules.materialise import materialise
+from paged_mla_reference.rules.materialize import materialize
 from paged_mla_shared.cases import GROUPS, MERGES, PREFILLS, Case, MergeCase, PrefillCase
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dump import Dump
@@ -44,7 +44,7 @@ def breadth(hypothesis: Hypothesis) -> int:
 def dump_of(step: GivenStep, oracle: Oracle) -> Dump:
     """Return what a step was given and what an oracle made of it."""
     problem = step.problem
-    batch, before = materialise(step)
+    batch, before = materialize(step)
     after = oracle.append(problem, batch, before)
     found = oracle.metadata(problem, batch)
     answer = oracle.attend(problem, batch, after)

@@ -184,7 +184,7 @@ def _of_queries(step: Step) -> Measure:
     actual = step.array("query_codes"), step.array("query_scales")
 
     def measure(change: Change) -> Residual:
-        mine = change(RIGHT).quantise_queries(problem, batch, scale)
+        mine = change(RIGHT).quantize_queries(problem, batch, scale)
         codes, scales, _ = wrong_queries(problem, batch, actual, mine, given=scale)
         wrong = codes.any(axis=2) | scales
         return Residual(int(wrong.sum()), wrong.size)

@@ -41,7 +41,7 @@ def scales_of_scores_are_derived_over_8_bits(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.ROPE, "S-11", "S-10", "S-12", "S-5", "S-7")
 def theta_is_10000_over_8_bits(oracle: Oracle) -> Oracle:
-    """What rotates and quantises does not ask for the base of the rotation."""
+    """What rotates and quantizes does not ask for the base of the rotation."""
     return _over_8_bits(oracle, frequencies.theta_is_always_10000.change(oracle))
 
 

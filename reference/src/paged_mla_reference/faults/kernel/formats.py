@@ -266,7 +266,7 @@ def _unwritten_as_before(oracle: Oracle) -> Oracle:
 
 
 @kernel_fault(FaultClass.WRITE, *WRITTEN, akin="FastDeploy#2975")
-def grown_groups_are_not_requantised(oracle: Oracle) -> Oracle:
+def grown_groups_are_not_requantized(oracle: Oracle) -> Oracle:
     """A group's scale grows, and the codes of its first tokens stay."""
     return _unwritten_as_before(oracle)
 
@@ -322,11 +322,11 @@ def ties_are_rounded_away_from_zero(oracle: Oracle) -> Oracle:
 def numbers_are_multiplied_by_a_reciprocal(oracle: Oracle) -> Oracle:
     """The division by a scale is a multiplication by its rounded inverse."""
 
-    def quantise(x: NDArray[np.float32], scale: Scales) -> NDArray[np.uint8]:
+    def quantize(x: NDArray[np.float32], scale: Scales) -> NDArray[np.uint8]:
         with np.errstate(over="ignore", invalid="ignore"):
             return encode(x * (np.float32(1) / scale))
 
-    return _storing(oracle, "quantise", quantise)
+    return _storing(oracle, "quantize", quantize)
 
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN)

@@ -68,7 +68,7 @@ def chunks_are_merged_in_another_base(oracle: Oracle) -> Oracle:
 
 
 @kernel_fault(FaultClass.MIXED, "S-21", cites="FastDeploy#7727")
-def materialised_rows_are_answered_first(oracle: Oracle) -> Oracle:
+def materialized_rows_are_answered_first(oracle: Oracle) -> Oracle:
     """Answers of rows behind absorbed ones lie in front of theirs."""
 
     def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
@@ -105,7 +105,7 @@ def weights_are_taken_for_dense(oracle: Oracle) -> Oracle:
 
 
 @kernel_fault(FaultClass.ROPE, "S-12", "S-21")
-def materialised_queries_are_not_rotated(oracle: Oracle) -> Oracle:
+def materialized_queries_are_not_rotated(oracle: Oracle) -> Oracle:
     """Keys come rotated out of the cache, and queries meet them as they came."""
 
     def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:

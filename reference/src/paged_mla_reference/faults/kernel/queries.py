@@ -14,53 +14,53 @@ from paged_mla_reference.faults.patches import patched
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.rules import queries
 from paged_mla_reference.rules.e4m3 import encode
-from paged_mla_reference.rules.fp8 import quantise, scale_of
+from paged_mla_reference.rules.fp8 import quantize, scale_of
 from paged_mla_shared.problem import Batch, Mask, Problem
 
-Quantised = tuple[NDArray[np.uint8], NDArray[np.float32]]
+Quantized = tuple[NDArray[np.uint8], NDArray[np.float32]]
 WRITTEN = ("S-11",)
 
 
 def _with(oracle: Oracle, name: str, value: Any) -> Oracle:
-    """Let queries be quantised with another function."""
+    """Let queries be quantized with another function."""
 
-    def quantise_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantised:
+    def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
         with patched((queries, name, value)):
-            return oracle.quantise_queries(problem, batch, scale)
+            return oracle.quantize_queries(problem, batch, scale)
 
-    return replace(oracle, quantise_queries=quantise_queries)
+    return replace(oracle, quantize_queries=quantize_queries)
 
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN, akin="maxtext#3138")
 def query_scales_are_inverted(oracle: Oracle) -> Oracle:
     """What queries were multiplied by is handed back, not what they are to be multiplied by."""
 
-    def quantise_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantised:
-        codes, scales = oracle.quantise_queries(problem, batch, scale)
+    def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
+        codes, scales = oracle.quantize_queries(problem, batch, scale)
         return codes, np.float32(1) / scales
 
-    return replace(oracle, quantise_queries=quantise_queries)
+    return replace(oracle, quantize_queries=quantize_queries)
 
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN, akin="vllm#42956")
 def query_scales_are_those_of_the_latent_part(oracle: Oracle) -> Oracle:
     """The rotated part of a query has no say in its scale, and saturates."""
 
-    def quantise_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantised:
+    def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
         def of_latents(x: NDArray[np.float32]) -> NDArray[np.float32]:
             return scale_of(x[..., : problem.dims.kv_lora_rank])
 
         with patched((queries, "scale_of", of_latents)):
-            return oracle.quantise_queries(problem, batch, scale)
+            return oracle.quantize_queries(problem, batch, scale)
 
-    return replace(oracle, quantise_queries=quantise_queries)
+    return replace(oracle, quantize_queries=quantize_queries)
 
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN)
 def a_given_query_scale_is_ignored(oracle: Oracle) -> Oracle:
     """Queries take their scales from the data, whatever is given."""
     return replace(
-        oracle, quantise_queries=lambda p, batch, _: oracle.quantise_queries(p, batch, None)
+        oracle, quantize_queries=lambda p, batch, _: oracle.quantize_queries(p, batch, None)
     )
 
 
@@ -80,21 +80,21 @@ def large_queries_become_nan(oracle: Oracle) -> Oracle:
 
     def not_saturating(x: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.uint8]:
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.where(np.abs(x / scale) > 464, np.uint8(0x7F), quantise(x, scale))
+            return np.where(np.abs(x / scale) > 464, np.uint8(0x7F), quantize(x, scale))
 
-    return _with(oracle, "quantise", not_saturating)
+    return _with(oracle, "quantize", not_saturating)
 
 
 @kernel_fault(FaultClass.RANGE, *WRITTEN)
 def infinite_queries_saturate(oracle: Oracle) -> Oracle:
     """An infinite number of a query becomes the largest one, and its answer a plausible one."""
 
-    def quantise_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantised:
-        codes, scales = oracle.quantise_queries(problem, batch, scale)
+    def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
+        codes, scales = oracle.quantize_queries(problem, batch, scale)
         x = np.concatenate([batch.q_nope, batch.q_pe], axis=-1)
         return np.where(np.isinf(x), encode(x), codes), scales
 
-    return replace(oracle, quantise_queries=quantise_queries)
+    return replace(oracle, quantize_queries=quantize_queries)
 
 
 @kernel_fault(FaultClass.PRECISION, *WRITTEN)
@@ -107,31 +107,31 @@ def subnormal_queries_are_flushed(oracle: Oracle) -> Oracle:
 def draft_queries_are_rotated_by_index(oracle: Oracle) -> Oracle:
     """Nodes of a tree are rotated by their place in the step, not by their depth."""
 
-    def quantise_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantised:
+    def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
         chain = replace(problem, mask=Mask.CAUSAL, max_draft_tokens=0)
-        return oracle.quantise_queries(chain, replace(batch, mask=None), scale)
+        return oracle.quantize_queries(chain, replace(batch, mask=None), scale)
 
-    return replace(oracle, quantise_queries=quantise_queries)
+    return replace(oracle, quantize_queries=quantize_queries)
 
 
 @kernel_fault(FaultClass.TRUNCATED, *WRITTEN)
-def query_lines_past_1024_are_not_quantised(oracle: Oracle) -> Oracle:
+def query_lines_past_1024_are_not_quantized(oracle: Oracle) -> Oracle:
     """A launch covers 1024 pairs of token and head."""
 
-    def quantise_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantised:
-        codes, scales = oracle.quantise_queries(problem, batch, scale)
+    def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
+        codes, scales = oracle.quantize_queries(problem, batch, scale)
         codes.reshape(-1, codes.shape[-1])[1024:] = 0
         return codes, scales
 
-    return replace(oracle, quantise_queries=quantise_queries)
+    return replace(oracle, quantize_queries=quantize_queries)
 
 
 @kernel_fault(FaultClass.ROPE, "S-12", *WRITTEN)
-def queries_are_quantised_before_they_are_rotated(oracle: Oracle) -> Oracle:
-    """The step's queries are quantised as they come."""
+def queries_are_quantized_before_they_are_rotated(oracle: Oracle) -> Oracle:
+    """The step's queries are quantized as they come."""
     return replace(
         oracle,
-        quantise_queries=lambda problem, batch, scale: oracle.quantise_queries(
+        quantize_queries=lambda problem, batch, scale: oracle.quantize_queries(
             replace(problem, rope=None), batch, scale
         ),
     )

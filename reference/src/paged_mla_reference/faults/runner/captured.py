@@ -233,13 +233,13 @@ class QueryScalesAreThoseOfTheFirstStep(ForwardingRunner):
     steps = 0
     scale: float | None = None
 
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Take the first step's scale."""
         self.scale = self.scale if self.steps else scale
         self.steps += 1
-        return self.inner.quantise_queries(batch, self.scale)
+        return self.inner.quantize_queries(batch, self.scale)
 
 
 @runner_fault(FaultClass.HOST_SCALAR, "S-11", "S-12", "S-17")
@@ -248,7 +248,7 @@ class QueryPositionsAreThoseOfTheFirstStep(ForwardingRunner):
 
     lengths: NDArray[np.int32] | None = None
 
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Take the first step's lengths, none longer than what is cached."""
@@ -258,7 +258,7 @@ class QueryPositionsAreThoseOfTheFirstStep(ForwardingRunner):
             kept = np.minimum(self.lengths, batch.seq_lens)
             fewest = np.where(batch.seq_lens > 0, batch.query_lens, 0)
             batch = replace(batch, seq_lens=np.maximum(kept, fewest).astype(np.int32))
-        return self.inner.quantise_queries(batch, scale)
+        return self.inner.quantize_queries(batch, scale)
 
 
 class _WrongInReplay(ForwardingRunner):

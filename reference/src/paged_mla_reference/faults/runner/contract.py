@@ -85,12 +85,12 @@ class OptionalCallsRefuseNothing(ForwardingRunner):
         except ValueError:
             return batch.ckv[:0], batch.k_pe[:0]
 
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Answer bad input with nothing."""
         try:
-            return self.inner.quantise_queries(batch, scale)
+            return self.inner.quantize_queries(batch, scale)
         except ValueError:
             return np.zeros((0, 0, 0), np.uint8), np.zeros((0, 0), np.float32)
 
@@ -189,13 +189,13 @@ class RotatedKeysAreOneStepDown(ForwardingRunner):
 
 @runner_fault(FaultClass.PRECISION, "S-11", "S-12")
 class RotatedQueriesAreOneStepDown(ForwardingRunner):
-    """A kernel that rotates and quantises at once leaves each code a step nearer to zero."""
+    """A kernel that rotates and quantizes at once leaves each code a step nearer to zero."""
 
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None = None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Quantise, and take one from the codes of what is rotated."""
-        codes, scales = self.inner.quantise_queries(batch, scale)
+        """Quantize, and take one from the codes of what is rotated."""
+        codes, scales = self.inner.quantize_queries(batch, scale)
         if self.problem.rope is not None:
             rotated = codes[..., self.problem.dims.kv_lora_rank :]
             rotated -= (rotated & 0x7F != 0).astype(np.uint8)

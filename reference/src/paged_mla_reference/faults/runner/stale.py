@@ -337,11 +337,11 @@ class GathersFollowTheLastPlan(_PlansLieInTheProcess):
 class QueriesFollowTheLastPlan(_PlansLieInTheProcess):
     """Queries of 8 bits are rotated by the plan that was made last, whichever runner made it."""
 
-    def quantise_queries(
+    def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Take the planned step's positions."""
-        return self.inner.quantise_queries(self._as_planned(batch), scale)
+        return self.inner.quantize_queries(self._as_planned(batch), scale)
 
 
 @runner_fault(FaultClass.STALE, *SHOWS, "S-10", "S-21")

@@ -18,7 +18,7 @@ from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Problem
 from paged_mla_shared.strides import strided
 
 
-def materialise(step: Step) -> tuple[Batch, CacheImage]:
+def materialize(step: Step) -> tuple[Batch, CacheImage]:
     """Return the step's batch, its mask respelled, and the cache as it is before the step.
 
     Context latents lie at their slots (S-1). Everything else is poison (S-9), as

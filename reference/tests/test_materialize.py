@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paged_mla_reference.rules.masks import decode_mask
-from paged_mla_reference.rules.materialise import live_blocks, materialise
+from paged_mla_reference.rules.materialize import live_blocks, materialize
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.inputs import build_steps
@@ -37,7 +37,7 @@ def test_blocks_of_named_slots_are_live():
 def test_contexts_lie_at_their_slots():
     """S-1: token 3 of row 0 in its first block, 4 and 5 not written yet."""
     step = _step()
-    _, image = materialise(step)
+    _, image = materialize(step)
     first = _cells(image, [step.batch.block_table[0, 0]])
     expected = np.hstack([step.context_ckv, step.context_k_pe])
     assert first.tolist() == expected.tolist()
@@ -46,7 +46,7 @@ def test_contexts_lie_at_their_slots():
 def test_everything_else_is_poison():
     """S-9: even slots NaN, odd ones huge, in blocks the step uses."""
     step = _step()
-    _, image = materialise(step)
+    _, image = materialize(step)
     second = _cells(image, [step.batch.block_table[0, 1]])
     prompt = _cells(image, [step.batch.block_table[2, 0]])
     for cells in (second, prompt):
@@ -57,7 +57,7 @@ def test_everything_else_is_poison():
 def test_poison_alternates_in_every_block():
     """S-9: the parity of a slot, not that of its block, says what lies in it."""
     step = _step(rows=(Row(4, 4),) * 8)
-    _, image = materialise(step)
+    _, image = materialize(step)
     assert set(image.block_ids % 2) == {0, 1}
     cells = _cells(image, image.block_ids)
     assert np.isnan(cells[::2]).all()
@@ -69,14 +69,14 @@ def test_only_live_blocks_are_stored():
     step = _step()
     expected = sorted([*step.batch.block_table[0, :2].tolist(), int(step.batch.block_table[2, 0])])
     assert live_blocks(step).tolist() == expected
-    _, image = materialise(step)
+    _, image = materialize(step)
     assert image.block_ids.tolist() == expected
 
 
 def test_dead_blocks_alternate_nan_and_huge():
     """S-9: a block nobody owns repeats one NaN element and one huge element."""
     step = _step()
-    _, image = materialise(step)
+    _, image = materialize(step)
     dead = next(b for b in range(step.problem.num_blocks) if b not in image.block_ids)
     values = image.read(np.array([dead])).view(np.float32)[0]
     assert np.isnan(values[::2]).all()
@@ -86,7 +86,7 @@ def test_dead_blocks_alternate_nan_and_huge():
 def test_gaps_are_nan():
     """S-9: bytes between tokens and between blocks."""
     step = _step(token_padding=2, block_padding=4)
-    _, image = materialise(step)
+    _, image = materialize(step)
     per_token = SMALL.cached_dim + 2
     elements = image.blocks.view(np.float32)
     assert elements.shape[1] == 4 * per_token + 4
@@ -105,7 +105,7 @@ def test_slots_the_engine_names_are_live():
 def test_a_cache_past_32_bits():
     """S-1: 2^33 elements, three blocks stored."""
     step = _step(cache_elements=2**33)
-    _, image = materialise(step)
+    _, image = materialize(step)
     assert image.blocks.shape[0] == 3
     assert image.block_ids.min() * image.layout.block_stride > 2**34
 
@@ -113,7 +113,7 @@ def test_a_cache_past_32_bits():
 def test_a_shared_prefix_is_written_once():
     """S-13: two rows read one block; its contents are the context of both."""
     step = _step(rows=(Row(6, 1), Row(7, 2, shares_prefix_of=0)))
-    _, image = materialise(step)
+    _, image = materialize(step)
     table = step.batch.block_table
     assert table[0, 0] == table[1, 0]
     expected = np.hstack([step.context_ckv[:4], step.context_k_pe[:4]])
@@ -125,7 +125,7 @@ def test_the_mask_is_respelled(spelling):
     """S-14: the batch carries the problem's spelling of the step's trees."""
     rows = (Row(6, 3), Row(0, 2), Row(5, 4))
     step = _step(rows=rows, mask=Mask.TREE, mask_spelling=spelling, padded_tokens=2)
-    batch, _ = materialise(step)
+    batch, _ = materialize(step)
     flat = np.concatenate(
         [matrix.ravel() for i, matrix in enumerate(decode_mask(step.problem, batch)) if i != 1]
     )
@@ -136,7 +136,7 @@ def test_the_mask_is_respelled(spelling):
 def test_the_mask_is_as_strided_as_the_rest(spelling):
     """S-9: in every spelling."""
     more = {"mask": Mask.TREE, "mask_spelling": spelling}
-    (dense, _), (batch, _) = (materialise(_step(strided_inputs=s, **more)) for s in (False, True))
+    (dense, _), (batch, _) = (materialize(_step(strided_inputs=s, **more)) for s in (False, True))
     assert (batch.mask == dense.mask).all()
     assert batch.mask.strides[-1] == 2 * dense.mask.strides[-1]
 
@@ -145,7 +145,7 @@ def test_the_mask_is_as_strided_as_the_rest(spelling):
 def test_scales_may_be_powers_of_two(cache_format):
     """S-11: of the context, rounded up; codes and poison are those of other cases."""
     (_, plain), (_, image) = (
-        materialise(_step(cache_format=cache_format, powers_of_two=p)) for p in (False, True)
+        materialize(_step(cache_format=cache_format, powers_of_two=p)) for p in (False, True)
     )
     layout = image.layout
     inline = bool(layout.format.inline_scales)
