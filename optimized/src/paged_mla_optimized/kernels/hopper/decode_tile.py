@@ -40,7 +40,7 @@ from paged_mla_optimized.kernels.common.segments import (
 )
 from paged_mla_optimized.kernels.common.token_head import Answers, Lines, Partials, line_at
 from paged_mla_optimized.kernels.hopper.async_rows import copy_queries
-from paged_mla_optimized.kernels.hopper.halves import Bars, bar_at, bars_in, copy_half
+from paged_mla_optimized.kernels.hopper.halves import copy_half
 from paged_mla_optimized.kernels.hopper.keys import (
     Geometry,
     Keys,
@@ -72,18 +72,14 @@ from paged_mla_optimized.kernels.hopper.softmax import (
 )
 
 _SLOTS = gl.constexpr(3)
-_BARS = gl.constexpr(4 * _SLOTS + 2)
-
-
-class _Bars(NamedTuple):
-    """The barriers, of each slot but for the last two."""
-
-    full: Bars
-    weighed: Bars
-    go: Bars
-    left: Bars
-    summed: Bars  # what scales the answers is stored
-    turned: Bars  # the right half has rotated the queries
+# Offsets of the barriers in their array: four meanings for each slot, then two single ones.
+_FULL = gl.constexpr(0)
+_WEIGHED = gl.constexpr(_SLOTS.value)
+_GO = gl.constexpr(2 * _SLOTS.value)
+_LEFT = gl.constexpr(3 * _SLOTS.value)
+_SUMMED = gl.constexpr(4 * _SLOTS.value)  # what scales the answers is stored
+_TURNED = gl.constexpr(4 * _SLOTS.value + 1)  # the right half has rotated the queries
+_BARS = gl.constexpr(4 * _SLOTS.value + 2)
 
 
 class _Staged(NamedTuple):
@@ -95,7 +91,7 @@ class _Staged(NamedTuple):
     sums: gl.shared_memory_descriptor  # float32 [64]: what scales the answers
     q_pe: gl.shared_memory_descriptor  # [64, 64]
     q_last: gl.shared_memory_descriptor  # [64, 16]
-    bars: _Bars
+    bars: gl.shared_memory_descriptor  # int64 [_BARS, 1]
 
 
 class _Queries(NamedTuple):
@@ -128,7 +124,7 @@ def _weigh_tiles(
     own_layout: gl.constexpr = gl.SliceLayout(1, total.type.layout)
     for visit in range(segment.tile_begin, segment.tile_end):
         tile = tile_of_visit(step, segment, visit)
-        mbarrier.wait(bar_at(bars.full, slot), phase)
+        mbarrier.wait(bars.index(_FULL + slot), phase)
         if BOX == 0:  # not copied by the engine that reads it next
             fence_async_shared()
         keys = staged.ckv.index(slot)
@@ -145,7 +141,7 @@ def _weigh_tiles(
         )
         s = warpgroup_mma(staged.q_pe, staged.k_pe.index(slot).permute((1, 0)), s, is_async=True)
         peak = warpgroup_mma_wait(6, deps=[peak])  # returns once the last product is queued
-        mbarrier.arrive(bar_at(bars.go, slot))
+        mbarrier.arrive(bars.index(_GO + slot))
         s = warpgroup_mma_wait(0, deps=[s])
         if tile >= segment.tile_edge:
             s = masked(step, segment, s, tile, 1)
@@ -157,7 +153,7 @@ def _weigh_tiles(
         staged.k_pe.index(slot).store(weights.to(dtype))
         staged.keeps.index(slot).store(keep.to(gl.bfloat16))
         fence_async_shared()
-        mbarrier.arrive(bar_at(bars.weighed, slot))
+        mbarrier.arrive(bars.index(_WEIGHED + slot))
         slot, phase = next_stage(slot, phase, _SLOTS)
     return peak, total, slot, phase
 
@@ -167,7 +163,7 @@ def _publish_row_sums(peak, total, staged):
     """Hand the sums of weights [64] to both halves; return the lse."""
     is_empty = total == 0.0
     staged.sums.store(answer_factor(is_empty, total))
-    mbarrier.arrive(bar_at(staged.bars.summed))
+    mbarrier.arrive(staged.bars.index(_SUMMED))
     return answer_lse(is_empty, peak, total)
 
 
@@ -185,11 +181,11 @@ def _weigh(
     slot = 0
     phase = 0
     odd = 0
-    mbarrier.arrive(bar_at(bars.go))
+    mbarrier.arrive(bars.index(_GO))
     while unit < end:
         segment = find_segment(step, unit, end, row)
         row = segment.row
-        mbarrier.wait(bar_at(bars.full, slot), phase)
+        mbarrier.wait(bars.index(_FULL + slot), phase)
         lines = staged.ckv.index(slot)
         for first in gl.static_range(0, 512, 256):
             copy_queries(step, segment, q_nope, lines.slice(first, 256, dim=1), first, 256)
@@ -207,18 +203,18 @@ def _weigh(
             lines.slice(480, 16, dim=1).load(operand),
         )
         fence_async_shared()
-        mbarrier.arrive(bar_at(bars.weighed, slot))
+        mbarrier.arrive(bars.index(_WEIGHED + slot))
         slot, phase = next_stage(slot, phase, _SLOTS)
         if ROPE != "none":
-            mbarrier.wait(bar_at(bars.turned), odd)
+            mbarrier.wait(bars.index(_TURNED), odd)
             odd ^= 1
 
         peak, totals = begin_weighing(step, segment, answers, layout, 1)
         peak, total, slot, phase = _weigh_tiles(
             step, segment, peak, totals[0], q, staged, slot, phase, scale, BOX, layout
         )
-        mbarrier.arrive(bar_at(bars.go, slot))
-        mbarrier.wait(bar_at(bars.full, slot), phase)  # the sums before these have been read
+        mbarrier.arrive(bars.index(_GO + slot))
+        mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
         lse = _publish_row_sums(peak, gl.convert_layout(gl.sum(total, 1), pair_layout), staged)
         if step.FIXED_SPLITS > 0 and segment.suspends:
             leave_weighing(step, peak, (total,), answers)
@@ -253,7 +249,7 @@ def _sum_tiles(
         tile = tile_of_visit(step, segment, visit)
         ahead = tile_of_visit(step, segment, visit + _SLOTS)
         at = first_row(keys, table_row_ptr, ahead, seq_len, 64)
-        mbarrier.wait(bar_at(bars.weighed, slot), phase)
+        mbarrier.wait(bars.index(_WEIGHED + slot), phase)
         if gl.min(staged.keeps.index(slot).load(all_pairs).to(gl.float32), 0) < 1.0:
             keep = staged.keeps.index(slot).load(pair_layout).to(gl.float32)
             acc = acc * keep[:, None]
@@ -264,17 +260,17 @@ def _sum_tiles(
             clear_tail(values, seq_len - tile * 64, 64, 256, 4)
             fence_async_shared()
         next_slot, next_phase = stage_behind(slot, phase, _SLOTS)
-        mbarrier.wait(bar_at(bars.go, next_slot), next_phase)
+        mbarrier.wait(bars.index(_GO + next_slot), next_phase)
         acc = warpgroup_mma(staged.k_pe.index(slot), values, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         if HALF == 0:
-            mbarrier.arrive(bar_at(bars.left, slot))
+            mbarrier.arrive(bars.index(_LEFT + slot))
         else:
-            mbarrier.wait(bar_at(bars.left, slot), phase)
+            mbarrier.wait(bars.index(_LEFT + slot), phase)
         if visit + _SLOTS < segment.tile_end:
             copy_half(keys, staged, slot, at, table_row_ptr, ahead, seq_len, HALF)
         if visit + _SLOTS == segment.tile_end:
-            mbarrier.arrive(bar_at(bars.full, slot), count=loads)
+            mbarrier.arrive(bars.index(_FULL + slot), count=loads)
         slot = next_slot
         phase = next_phase
     return acc, slot, phase
@@ -311,7 +307,7 @@ def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
     slot = 0
     phase = 0
     odd = 0
-    mbarrier.arrive(bar_at(bars.full), count=loads)
+    mbarrier.arrive(bars.index(_FULL), count=loads)
     while unit < end:
         segment = find_segment(step, unit, end, row)
         row = segment.row
@@ -329,16 +325,16 @@ def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
                 if HALF == 1 and rope.ROPE != "none":
                     staged.q_pe.store(rotated(loaded, rope))
                     fence_async_shared()
-                    mbarrier.arrive(bar_at(bars.turned))
-                mbarrier.wait(bar_at(bars.weighed, q_slot), q_phase)
+                    mbarrier.arrive(bars.index(_TURNED))
+                mbarrier.wait(bars.index(_WEIGHED + q_slot), q_phase)
                 if HALF == 0:
-                    mbarrier.arrive(bar_at(bars.left, q_slot))
+                    mbarrier.arrive(bars.index(_LEFT + q_slot))
             if tile_begin + ahead < tile_end:
                 tile = tile_of_visit(step, segment, tile_begin + ahead)
                 at = first_row(keys, table_row_ptr, tile, segment.seq_len, 64)
                 copy_half(keys, staged, target, at, table_row_ptr, tile, segment.seq_len, HALF)
             if tile_begin + ahead == gl.maximum(tile_end, tile_begin):
-                mbarrier.arrive(bar_at(bars.full, target), count=loads)  # for the next queries
+                mbarrier.arrive(bars.index(_FULL + target), count=loads)  # for the next queries
             target = gl.where(target == _SLOTS - 1, 0, target + 1)
 
         column = 256 * HALF + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
@@ -346,7 +342,7 @@ def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
         acc, slot, phase = _sum_tiles(
             step, segment, acc, keys, staged, table_row_ptr, slot, phase, HALF, layout
         )
-        mbarrier.wait(bar_at(bars.summed), odd)
+        mbarrier.wait(bars.index(_SUMMED), odd)
         odd ^= 1
         if step.FIXED_SPLITS > 0 and segment.suspends:
             at = state_pairs(gl.program_id(0), 64, pair_layout)
@@ -369,13 +365,12 @@ def _decode(step, keys, q_nope, q_pe, rope, answers, softmax_scale):
     sums = gl.allocate_shared_memory(gl.float32, [64], flat)
     staged_pe = gl.allocate_shared_memory(dtype, [64, 64], rows_layout)
     staged_last = gl.allocate_shared_memory(dtype, [64, 16], gl.NVMMASharedLayout(32, 16, 2))
-    array = gl.allocate_shared_memory(gl.int64, [_BARS, 1], mbarrier.MBarrierLayout())
-    bars = _Bars(*bars_in(array, _SLOTS))
+    bars = gl.allocate_shared_memory(gl.int64, [_BARS, 1], mbarrier.MBarrierLayout())
     staged = _Staged(ckv, k_pe, keeps, sums, staged_pe, staged_last, bars)
     for slot in gl.static_range(_SLOTS):
-        mbarrier.init(bar_at(bars.full, slot), count=2 * arrivals(keys.BOX))
+        mbarrier.init(bars.index(_FULL + slot), count=2 * arrivals(keys.BOX))
     for bar in gl.static_range(_SLOTS, _BARS):
-        mbarrier.init(array.index(bar), count=1)
+        mbarrier.init(bars.index(bar), count=1)
     fence_async_shared()
     gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
     gdc_launch_dependents()

@@ -46,7 +46,7 @@ from paged_mla_optimized.kernels.common.segments import (
 )
 from paged_mla_optimized.kernels.common.token_head import Answers, Lines, Partials, line_at
 from paged_mla_optimized.kernels.hopper.async_rows import copy_queries
-from paged_mla_optimized.kernels.hopper.halves import Bars, bar_at, bars_in, copy_half
+from paged_mla_optimized.kernels.hopper.halves import copy_half
 from paged_mla_optimized.kernels.hopper.keys import (
     Geometry,
     Keys,
@@ -81,7 +81,14 @@ from paged_mla_optimized.kernels.hopper.softmax import (
 from paged_mla_optimized.triton_compat.gluon_names import read_as
 
 _SLOTS = gl.constexpr(5)
-_BARS = gl.constexpr(4 * _SLOTS + 2)
+# Offsets of the barriers in their array: four meanings for each slot, then two single ones.
+_FULL = gl.constexpr(0)
+_WEIGHED = gl.constexpr(_SLOTS.value)
+_GO = gl.constexpr(2 * _SLOTS.value)
+_LEFT = gl.constexpr(3 * _SLOTS.value)
+_SUMMED = gl.constexpr(4 * _SLOTS.value)  # what scales the answers is stored
+_READ = gl.constexpr(4 * _SLOTS.value + 1)  # both halves have read those
+_BARS = gl.constexpr(4 * _SLOTS.value + 2)
 
 # Weights are at most 1.75 * 2 ** 8 = 448, and normal numbers of e4m3 down to 2 ** -6.
 _LIFT = gl.constexpr(4.0)  # of the highest weight when the peak was set, as an exponent
@@ -100,17 +107,6 @@ _VALUE_WORDS = gl.constexpr(
 )
 
 
-class _Bars(NamedTuple):
-    """The barriers, of each slot but for the last two."""
-
-    full: Bars
-    weighed: Bars
-    go: Bars
-    left: Bars
-    summed: Bars  # what scales the answers is stored
-    read: Bars  # both halves have read those
-
-
 class _Staged(NamedTuple):
     """What the roles share in shared memory."""
 
@@ -121,7 +117,7 @@ class _Staged(NamedTuple):
     sums: gl.shared_memory_descriptor  # float32 [64]: what scales the answers
     q: gl.shared_memory_descriptor  # int16 [64, 256]
     q_pe: gl.shared_memory_descriptor  # int16 [64, 32]
-    bars: _Bars
+    bars: gl.shared_memory_descriptor  # int64 [_BARS, 1]
 
 
 class _Queries(NamedTuple):
@@ -213,7 +209,7 @@ def _weigh_tiles(
     own_layout: gl.constexpr = gl.SliceLayout(1, total.type.layout)
     for visit in range(segment.tile_begin, segment.tile_end):
         tile = tile_of_visit(step, segment, visit)
-        mbarrier.wait(bar_at(bars.full, slot), phase)
+        mbarrier.wait(bars.index(_FULL + slot), phase)
         if BOX == 0:  # not copied by the engine that reads it next
             fence_async_shared()
         keys = read_as(staged.ckv.index(slot), _E4M3, [64, 512], _CKV).permute((1, 0))
@@ -225,7 +221,7 @@ def _weigh_tiles(
         )
         s = warpgroup_mma(q.pe, k_pe.permute((1, 0)), s, is_async=True)
         peak = warpgroup_mma_wait(3, deps=[peak])  # returns once the last product is queued
-        mbarrier.arrive(bar_at(bars.go, slot))
+        mbarrier.arrive(bars.index(_GO + slot))
         s = warpgroup_mma_wait(0, deps=[s])
         if SCALES != "scalar":  # powers of the weights of values, which hold their scales
             s = s * key_scales.index(3 * slot).load(key_layout)[None, :] * scale[:, None]
@@ -252,7 +248,7 @@ def _weigh_tiles(
         k_pe.store(_regroup(weights, 64).to(_E4M3))
         staged.keeps.index(slot).store(keep)
         fence_async_shared()
-        mbarrier.arrive(bar_at(bars.weighed, slot))
+        mbarrier.arrive(bars.index(_WEIGHED + slot))
         phase = gl.where(slot == _SLOTS - 1, phase ^ 1, phase)
         slot = gl.where(slot == _SLOTS - 1, 0, slot + 1)
     return peak, (total, exact_total), slot, phase
@@ -262,9 +258,9 @@ def _weigh_tiles(
 def _publish_row_sums(peak, total, exact_total, cache_scale, staged, odd):
     """Hand what scales their sums [64] to both halves; return the lse."""
     is_empty = (total == 0.0) & (peak == FLOOR)  # not so where a score is infinite
-    mbarrier.wait(bar_at(staged.bars.read), odd ^ 1)  # those before these
+    mbarrier.wait(staged.bars.index(_READ), odd ^ 1)  # those before these
     staged.sums.store(answer_factor(is_empty, total, cache_scale))
-    mbarrier.arrive(bar_at(staged.bars.summed))
+    mbarrier.arrive(staged.bars.index(_SUMMED))
     pair_layout: gl.constexpr = peak.type.layout
     return answer_lse(is_empty, peak - _lifts(pair_layout), exact_total)
 
@@ -334,7 +330,7 @@ def _publish_key_scales(scale, staged, slot, is_wanted):
     staged.key_scales.index(3 * slot).store(scale)
     staged.key_scales.index(3 * slot + 1).store(gl.log2(counted))
     staged.key_scales.index(3 * slot + 2).store(1.0 / counted)
-    mbarrier.arrive(bar_at(staged.bars.full, slot), pred=is_wanted)
+    mbarrier.arrive(staged.bars.index(_FULL + slot), pred=is_wanted)
 
 
 @gluon.jit
@@ -353,14 +349,14 @@ def _sum_tiles(
         at = first_row(keys, table_row_ptr, ahead, seq_len, 64)
         if hands_scales:
             blocks = _blocks_of_keys(keys, table_row_ptr, ahead, seq_len)
-        mbarrier.wait(bar_at(bars.full, slot), phase)
+        mbarrier.wait(bars.index(_FULL + slot), phase)
         values = staged.ckv.index(slot).slice(128 * HALF, 128, dim=1)
         if keys.BOX > 0 and tile * 64 + 64 > seq_len:
             clear_tail(values, seq_len - tile * 64, 64, 128, 4)
             fence_async_shared()
         words = _regroup(values.permute((1, 0)).load(_VALUE_WORDS), 128)
         values_even, values_odd = _columns(gl.convert_layout(words, _VALUES, assert_trivial=True))
-        mbarrier.wait(bar_at(bars.weighed, slot), phase)
+        mbarrier.wait(bars.index(_WEIGHED + slot), phase)
         if hands_scales:
             scale = _scales_of_keys(keys, scales, blocks, ahead)
         keep_bits = staged.keeps.index(slot).load(all_pairs).to(gl.int32, bitcast=True)
@@ -369,15 +365,15 @@ def _sum_tiles(
             even = even * keep[None, :]
             odd = odd * keep[None, :]
         next_slot, next_phase = stage_behind(slot, phase, _SLOTS)
-        mbarrier.wait(bar_at(bars.go, next_slot), next_phase, pred=visit + 1 < segment.tile_end)
+        mbarrier.wait(bars.index(_GO + next_slot), next_phase, pred=visit + 1 < segment.tile_end)
         weights = read_as(staged.k_pe.index(slot), _E4M3, [64, 64], _K_PE).permute((1, 0))
         even = warpgroup_mma(values_even, weights, even, is_async=True)
         odd = warpgroup_mma(values_odd, weights, odd, is_async=True)
         even, odd = warpgroup_mma_wait(0, deps=[even, odd])
         if HALF == 0:
-            mbarrier.arrive(bar_at(bars.left, slot))
+            mbarrier.arrive(bars.index(_LEFT + slot))
         else:
-            mbarrier.wait(bar_at(bars.left, slot), phase)
+            mbarrier.wait(bars.index(_LEFT + slot), phase)
         if visit + _SLOTS < segment.tile_end:
             copy_half(keys, staged, slot, at, table_row_ptr, ahead, seq_len, HALF)
             if hands_scales:
@@ -418,9 +414,9 @@ def _begin_tiles(step, segment, keys, scales, staged, table_row_ptr, slot, HALF:
 @gluon.jit
 def _factor(staged, parity):
     """Return what scales the sums [128, 64] of a query tile, once it is known."""
-    mbarrier.wait(bar_at(staged.bars.summed), parity)
+    mbarrier.wait(staged.bars.index(_SUMMED), parity)
     factor = staged.sums.load(gl.SliceLayout(0, _PRODUCT))[None, :]
-    mbarrier.arrive(bar_at(staged.bars.read))
+    mbarrier.arrive(staged.bars.index(_READ))
     return factor
 
 
@@ -513,15 +509,14 @@ def _decode(step, keys, lines, q_scale_ptr, scales, answers, softmax_scale):
         key_scales = gl.allocate_shared_memory(gl.float32, [_SLOTS * 3, 64], flat)
     keeps = gl.allocate_shared_memory(gl.float32, [_SLOTS, 64], flat)
     sums = gl.allocate_shared_memory(gl.float32, [64], flat)
-    array = gl.allocate_shared_memory(gl.int64, [_BARS, 1], mbarrier.MBarrierLayout())
-    bars = _Bars(*bars_in(array, _SLOTS))
+    bars = gl.allocate_shared_memory(gl.int64, [_BARS, 1], mbarrier.MBarrierLayout())
     staged = _Staged(ckv, k_pe, key_scales, keeps, sums, q, q_pe, bars)
     loads: gl.constexpr = 2 * arrivals(keys.BOX) + (scales.SCALES != "scalar")
     for slot in gl.static_range(_SLOTS):
-        mbarrier.init(bar_at(bars.full, slot), count=loads)
+        mbarrier.init(bars.index(_FULL + slot), count=loads)
     for bar in gl.static_range(_SLOTS, _BARS - 1):
-        mbarrier.init(array.index(bar), count=1)
-    mbarrier.init(bar_at(bars.read), count=2)
+        mbarrier.init(bars.index(bar), count=1)
+    mbarrier.init(bars.index(_READ), count=2)
     fence_async_shared()
     gdc_launch_dependents()  # all but the one that quantizes queries have ended, see there
     gl.warp_specialize(
