@@ -19,7 +19,7 @@ from paged_mla_optimized.kernels.common.plan import (
     schedule_kernel,
     token_kernel,
 )
-from paged_mla_optimized.kernels.common.schedule import Work
+from paged_mla_optimized.kernels.common.schedule import JOIN_WORDS, Work, words_of_share
 from paged_mla_optimized.kernels.common.segments import Tiles
 from paged_mla_optimized.planning.families import AttendVariant, fixed_splits, row_share
 from paged_mla_optimized.runtime.kernel_spec import DENSE, STRIDE, KernelSpec, number
@@ -110,7 +110,7 @@ class Plan:
         last is the program that begins its last split; then which of its roles have left a state
         that is not taken yet, between launches none.
     joins : int32 [joins, 8]
-        What is joined, see ``kernels/common/combine.py``.
+        What is joined, see ``kernels/common/schedule.py``.
     join_starts : int32 [max_rows + 2]
         Prefix sums of the query tiles of each row that have several splits, from 0; empty without
         ``deterministic``.
@@ -343,8 +343,8 @@ def _buffers(
         "first_tokens": ((rows,), torch.int32),
         "unit_starts": ((rows + 2,), torch.int64),
         "cut": ((4 + split_words,), torch.int64),
-        "shares": ((max(programs), 8 if split_words else 4), torch.int64),
-        "joins": ((max(joins), 8), torch.int32),
+        "shares": ((max(programs), words_of_share(config.deterministic)), torch.int64),
+        "joins": ((max(joins), JOIN_WORDS.value), torch.int32),
         "join_starts": ((split_words,), torch.int32),
         "mask_starts": ((rows + 1,), torch.int64),
         "positions": ((tokens,), torch.int64),

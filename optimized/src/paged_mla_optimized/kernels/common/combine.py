@@ -5,8 +5,7 @@ parts of the grid cut is joined by all of them but its last: one cut into many p
 many programs. With fixed splits every query tile that has several is joined, by as many as the next
 one. The last programs along axis 0 give padding ``(0, -inf)``.
 
-The description leaves little to find out once the partials are there: its words are the fields of
-``_Group``, its shares those of all programs along axis 1.
+The description leaves little to find out once the partials are there.
 
 How the partials of a pair are added depends on their number alone (S-17, S-20).
 """
@@ -17,6 +16,17 @@ import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.merge import close_sum
+from paged_mla_optimized.kernels.common.schedule import (
+    JOIN_ALIVE,
+    JOIN_COUNT,
+    JOIN_FIRST,
+    JOIN_FIRST_PAIR,
+    JOIN_ROOM,
+    JOIN_SHARE,
+    JOIN_SHARES,
+    JOIN_START,
+    JOIN_WORDS,
+)
 from paged_mla_optimized.kernels.common.token_head import (
     Answers,
     Lines,
@@ -27,16 +37,16 @@ from paged_mla_optimized.kernels.common.token_head import (
 
 
 class _Group(NamedTuple):
-    """A group that is joined, and which share of it is this program's."""
+    """A group that is joined, as the words of a join say it, and the share of this program."""
 
-    first: tl.tensor  # part or split that left a partial
-    count: tl.tensor  # partials; 0: there is no group
-    start: tl.tensor  # first token of the row
-    first_pair: tl.tensor  # of the row's pairs
-    alive: tl.tensor  # pairs that exist
-    share: tl.tensor
+    first: tl.tensor
+    count: tl.tensor
+    start: tl.tensor
+    first_pair: tl.tensor
+    alive: tl.tensor
+    share: tl.tensor  # of those of all programs along axis 1
     shares: tl.tensor
-    room: tl.tensor  # pairs that it has room for
+    room: tl.tensor
 
 
 @triton.jit
@@ -149,16 +159,16 @@ def combine_kernel(
         )  # fmt: skip
         return
 
-    join_ptr = joins_ptr + program * 8
+    join_ptr = joins_ptr + program * JOIN_WORDS
     group = _Group(
-        tl.load(join_ptr),
-        tl.load(join_ptr + 1),
-        tl.load(join_ptr + 2),
-        tl.load(join_ptr + 3),
-        tl.load(join_ptr + 4),
-        tl.load(join_ptr + 5) * workers + worker,
-        tl.load(join_ptr + 6) * workers,
-        tl.load(join_ptr + 7),
+        tl.load(join_ptr + JOIN_FIRST),
+        tl.load(join_ptr + JOIN_COUNT),
+        tl.load(join_ptr + JOIN_START),
+        tl.load(join_ptr + JOIN_FIRST_PAIR),
+        tl.load(join_ptr + JOIN_ALIVE),
+        tl.load(join_ptr + JOIN_SHARE) * workers + worker,
+        tl.load(join_ptr + JOIN_SHARES) * workers,
+        tl.load(join_ptr + JOIN_ROOM),
     )
     if OVERLAP:
         # For the partials. One program waits in any case, so that this kernel, and what waits for

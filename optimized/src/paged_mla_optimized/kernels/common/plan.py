@@ -16,6 +16,15 @@ import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.schedule import (
+    JOIN_ALIVE,
+    JOIN_COUNT,
+    JOIN_FIRST,
+    JOIN_FIRST_PAIR,
+    JOIN_ROOM,
+    JOIN_SHARE,
+    JOIN_SHARES,
+    JOIN_START,
+    JOIN_WORDS,
     Work,
     count_at_most,
     end_unit_ptr,
@@ -462,15 +471,15 @@ def _store_join(
     """Store what ``combine.py`` reads of a join."""
     start = tl.load(work.token_starts_ptr + row)
     pairs = (tl.load(work.token_starts_ptr + row + 1) - start) * num_heads
-    join_ptr = joins_ptr + join * 8
-    tl.store(join_ptr, first, mask=inside)
-    tl.store(join_ptr + 1, count, mask=inside)
-    tl.store(join_ptr + 2, start, mask=inside)
-    tl.store(join_ptr + 3, group * group_m, mask=inside)
-    tl.store(join_ptr + 4, tl.minimum(pairs - group * group_m, group_m), mask=inside)
-    tl.store(join_ptr + 5, share, mask=inside)
-    tl.store(join_ptr + 6, shares, mask=inside)
-    tl.store(join_ptr + 7, group_m, mask=inside)
+    join_ptr = joins_ptr + join * JOIN_WORDS
+    tl.store(join_ptr + JOIN_FIRST, first, mask=inside)
+    tl.store(join_ptr + JOIN_COUNT, count, mask=inside)
+    tl.store(join_ptr + JOIN_START, start, mask=inside)
+    tl.store(join_ptr + JOIN_FIRST_PAIR, group * group_m, mask=inside)
+    tl.store(join_ptr + JOIN_ALIVE, tl.minimum(pairs - group * group_m, group_m), mask=inside)
+    tl.store(join_ptr + JOIN_SHARE, share, mask=inside)
+    tl.store(join_ptr + JOIN_SHARES, shares, mask=inside)
+    tl.store(join_ptr + JOIN_ROOM, group_m, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "programs", "joins",

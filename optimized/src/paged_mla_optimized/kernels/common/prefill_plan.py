@@ -19,6 +19,21 @@ from paged_mla_optimized.kernels.common.schedule import running_maximum
 BLOCK_N = tl.constexpr(128)  # keys of a block, in which tiles are compared
 _MOST_KEYS = tl.constexpr(2**30)  # of all rows: sums of two such numbers are within int32
 
+# Words of a query tile.
+TILE_WORDS = tl.constexpr(8)  # those past the last named one hold nothing
+_TOKEN = tl.constexpr(0)
+_COUNT = tl.constexpr(1)
+_KEY_START = tl.constexpr(2)
+_CONTEXT = tl.constexpr(3)
+_KEY_LEN = tl.constexpr(4)
+
+# Words of the work of a step.
+WORK_WORDS = tl.constexpr(4)
+_TILES = tl.constexpr(0)
+_GROUP_HEADS = tl.constexpr(1)
+CLAIMED = tl.constexpr(2)  # items, beyond the first of each program
+STOPPED = tl.constexpr(3)  # programs that found no more items
+
 
 @triton.jit
 def _load_starts(cu_seqlens_q_ptr, stride_cu_q, row, num_rows, num_tokens):
@@ -96,8 +111,8 @@ def _heads_of_group(
 def prefill_plan_kernel(
     cu_seqlens_q_ptr,  # int32 [B + 1]
     cu_seqlens_k_ptr,  # int32 [B + 1]
-    tiles_ptr,  # out int32 [tiles, 8], see ``load_tile``
-    work_ptr,  # out int32 [4]: tiles, heads of a group, items claimed, programs that have stopped
+    tiles_ptr,  # out int32 [tiles, TILE_WORDS], see ``load_tile``
+    work_ptr,  # out int32 [WORK_WORDS]
     stride_cu_q,
     stride_cu_k,
     num_rows,
@@ -152,26 +167,26 @@ def prefill_plan_kernel(
     in_row = _tiles_above(blocks - 1, query_len, key_len, CAUSAL, TILE_M)
     fewer = tl.cdiv(query_len, TILE_M) - in_row
     rank = tl.sum(in_front, axis=1) + index - fewer
-    at = tiles_ptr + rank * 8
-    tl.store(at, row_start + first, mask=exists)
-    tl.store(at + 1, last - first, mask=exists)
-    tl.store(at + 2, key_start, mask=exists)
-    tl.store(at + 3, key_len - query_len + first, mask=exists)
-    tl.store(at + 4, key_len, mask=exists)
+    at = tiles_ptr + rank * TILE_WORDS
+    tl.store(at + _TOKEN, row_start + first, mask=exists)
+    tl.store(at + _COUNT, last - first, mask=exists)
+    tl.store(at + _KEY_START, key_start, mask=exists)
+    tl.store(at + _CONTEXT, key_len - query_len + first, mask=exists)
+    tl.store(at + _KEY_LEN, key_len, mask=exists)
 
     if tl.program_id(0) == 0:
         num_keys = tl.sum(key_lens)
         heads = _heads_of_group(num_tiles, num_keys, num_heads, num_programs, L2_KEYS, HEADS)
-        tl.store(work_ptr, num_tiles)
-        tl.store(work_ptr + 1, heads)
-        tl.store(work_ptr + 2, 0)
-        tl.store(work_ptr + 3, 0)
+        tl.store(work_ptr + _TILES, num_tiles)
+        tl.store(work_ptr + _GROUP_HEADS, heads)
+        tl.store(work_ptr + CLAIMED, 0)
+        tl.store(work_ptr + STOPPED, 0)
 
 
 @triton.jit
 def load_work(work_ptr):
     """Return how many query tiles there are, and how many heads a group has."""
-    return tl.load(work_ptr), tl.load(work_ptr + 1)
+    return tl.load(work_ptr + _TILES), tl.load(work_ptr + _GROUP_HEADS)
 
 
 @triton.jit
@@ -198,13 +213,13 @@ def load_tile(tiles_ptr, tile, num_keys):
     key_start, key_len : the keys of its row
     context : keys in front of its first token's own; negative where tokens come before all keys
     """
-    at = tiles_ptr + tile * 8
+    at = tiles_ptr + tile * TILE_WORDS
     exists = tile >= 0
-    token = tl.load(at, mask=exists, other=0)
-    count = tl.load(at + 1, mask=exists, other=0)
-    key_start = tl.load(at + 2, mask=exists, other=0)
-    context = tl.load(at + 3, mask=exists, other=0)
-    key_len = tl.load(at + 4, mask=exists, other=0)
+    token = tl.load(at + _TOKEN, mask=exists, other=0)
+    count = tl.load(at + _COUNT, mask=exists, other=0)
+    key_start = tl.load(at + _KEY_START, mask=exists, other=0)
+    context = tl.load(at + _CONTEXT, mask=exists, other=0)
+    key_len = tl.load(at + _KEY_LEN, mask=exists, other=0)
     fits = key_len <= num_keys - key_start
     key_len = tl.where(fits, key_len, 0)
     context = tl.where(fits, context, -_MOST_KEYS)

@@ -128,10 +128,16 @@ def split_tiles_ptr(cut_ptr, row):
 # Where the words of a program's share lie, which begins at `share_ptr`.
 
 
+@triton.constexpr_function
+def words_of_share(has_fixed_splits):
+    """Return how many words the share of a program has: with FIXED_SPLITS those of states too."""
+    return 8 if has_fixed_splits else 4
+
+
 @triton.jit
 def share_of(work, program, FIXED_SPLITS: tl.constexpr):
-    """Return where the words of a program's share lie: four, with FIXED_SPLITS eight."""
-    return work.shares_ptr + program * (8 if FIXED_SPLITS > 0 else 4)
+    """Return where the words of a program's share lie."""
+    return work.shares_ptr + program * words_of_share(FIXED_SPLITS > 0)
 
 
 @triton.jit
@@ -168,6 +174,19 @@ def source_ptr(share_ptr):
 def state_ptr(share_ptr, role):
     """Return where a role says that it has left its state, with FIXED_SPLITS."""
     return share_ptr + 4 + role
+
+
+# Words of a join, which says what a program of ``combine.py`` adds up.
+
+JOIN_WORDS = tl.constexpr(8)
+JOIN_FIRST = tl.constexpr(0)  # part or split that left the first partial
+JOIN_COUNT = tl.constexpr(1)  # of partials; 0: there is nothing to join
+JOIN_START = tl.constexpr(2)  # first token of the row
+JOIN_FIRST_PAIR = tl.constexpr(3)  # of the row's pairs
+JOIN_ALIVE = tl.constexpr(4)  # pairs that exist
+JOIN_SHARE = tl.constexpr(5)  # which of the shares of the work is this join's
+JOIN_SHARES = tl.constexpr(6)
+JOIN_ROOM = tl.constexpr(7)  # pairs that a partial has room for
 
 
 @triton.jit

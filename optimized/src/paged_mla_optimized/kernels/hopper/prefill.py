@@ -35,7 +35,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
-from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile, load_work
+from paged_mla_optimized.kernels.common.prefill_plan import (
+    CLAIMED,
+    STOPPED,
+    find_item,
+    load_tile,
+    load_work,
+)
 from paged_mla_optimized.kernels.common.token_head import Answers, Lines, line_at, line_ptr
 from paged_mla_optimized.kernels.hopper.keys import clear_tail
 from paged_mla_optimized.kernels.hopper.softmax import (
@@ -50,7 +56,8 @@ from paged_mla_optimized.triton_compat.gluon_names import copy_box, thread_barri
 _ITEMS = gl.constexpr(8)  # more than are in work at a time: one to store, three to load
 _ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 _HALVES = gl.constexpr("mov.b32 {$0, $1}, $2;")
-# Places of an item's fields in shared memory; it has room for eight.
+# Places of an item's fields in shared memory, and how many there is room for.
+_FIELDS = gl.constexpr(8)
 _HEAD = gl.constexpr(0)
 _TOKEN = gl.constexpr(1)
 _COUNT = gl.constexpr(2)  # of tokens; 0 says that there are no more items
@@ -108,7 +115,7 @@ class _Ring(NamedTuple):
 class _Items(NamedTuple):
     """What this program works on."""
 
-    fields: gl.shared_memory_descriptor  # int32 [8 * _ITEMS, 1]
+    fields: gl.shared_memory_descriptor  # int32 [_ITEMS * _FIELDS, 1]
     named: gl.shared_memory_descriptor
 
 
@@ -208,14 +215,14 @@ def _rescaled(acc, keep):
 @gluon.jit
 def _put(items, item, FIELD: gl.constexpr, value):
     """Keep one field of the `item`-th item of this program."""
-    place = items.fields.index((item & (_ITEMS - 1)) * 8 + FIELD)
+    place = items.fields.index((item & (_ITEMS - 1)) * _FIELDS + FIELD)
     place.store(gl.full([1], value, gl.int32, _ONE))
 
 
 @gluon.jit
 def _get(items, item, FIELD: gl.constexpr):
     """Return one field of the `item`-th item of this program."""
-    return gl.max(items.fields.index((item & (_ITEMS - 1)) * 8 + FIELD).load(_ONE), 0)
+    return gl.max(items.fields.index((item & (_ITEMS - 1)) * _FIELDS + FIELD).load(_ONE), 0)
 
 
 @gluon.jit
@@ -308,7 +315,7 @@ def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, num_keys, CAUS
             # Any earlier, and all programs would have claimed their second items before it shows
             # whose first ones are short; any later, and the copies would wait for the answer.
             if block == gl.maximum(blocks - 2, 0):
-                claimed = gl.atomic_add(work_ptr + 2, 1) + programs
+                claimed = gl.atomic_add(work_ptr + CLAIMED, 1) + programs
                 _name_item(
                     num_tiles, group_heads, num_heads, num_keys, claimed, tiles_ptr, items, item + 1
                 )
@@ -324,9 +331,9 @@ def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, num_keys, CAUS
         mbarrier.wait(ring.k_read1.index(slot), ((g >> 1) & 1) ^ 1)
         mbarrier.arrive(ring.k_full.index(slot))  # they wait for one block more
     # The last program to stop leaves the counts as the next launch wants them.
-    if gl.atomic_add(work_ptr + 3, 1) == programs - 1:
-        gl.store(work_ptr + 2, 0)
-        gl.store(work_ptr + 3, 0)
+    if gl.atomic_add(work_ptr + STOPPED, 1) == programs - 1:
+        gl.store(work_ptr + CLAIMED, 0)
+        gl.store(work_ptr + STOPPED, 0)
 
 
 @gluon.jit
@@ -550,7 +557,7 @@ def hopper_prefill_kernel(
     k_pe = gl.allocate_shared_memory(dtype, [2, 128, 64], layout)
     v = gl.allocate_shared_memory(dtype, [2, 128, 128], layout)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    fields = gl.allocate_shared_memory(gl.int32, [_ITEMS * 8, 1], flat)
+    fields = gl.allocate_shared_memory(gl.int32, [_ITEMS * _FIELDS, 1], flat)
     k_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_read0 = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())

@@ -9,7 +9,11 @@ import triton
 
 from paged_mla_optimized.config.architectures import OVERLAPPING
 from paged_mla_optimized.config.limits import largest_power_of_two
-from paged_mla_optimized.kernels.common.prefill_plan import prefill_plan_kernel
+from paged_mla_optimized.kernels.common.prefill_plan import (
+    TILE_WORDS,
+    WORK_WORDS,
+    prefill_plan_kernel,
+)
 from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
 from paged_mla_optimized.planning.prefill import PrefillVariant
 from paged_mla_optimized.runtime.device import DeviceFacts
@@ -63,8 +67,8 @@ class PrefillPlan:
         self.tile_m = tile_m
         self._programs = facts.num_sms
         most = _most_tiles(config.max_rows, config.max_tokens, tile_m)
-        self.tiles = torch.zeros((most, 8), dtype=torch.int32, device=device)
-        self.work = torch.zeros(4, dtype=torch.int32, device=device)
+        self.tiles = torch.zeros((most, TILE_WORDS.value), dtype=torch.int32, device=device)
+        self.work = torch.zeros(WORK_WORDS.value, dtype=torch.int32, device=device)
         self.num_rows = 0
         self.num_tokens = 0
         spec = plan_spec(config, tile_m, facts.arch)
