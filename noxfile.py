@@ -199,12 +199,16 @@ def triton(session: nox.Session, version: str) -> None:
     """Hold launches and kernels of each kind against another Triton, and its interpreter."""
     install_editable(session, "optimized", "pytest", "pytest-xdist")
     session.install(f"triton=={version}")
+    parts = ("test_triton_compat.py", "test_launch.py", "test_cache_keys.py", "test_aot.py")
     session.run(
-        *("pytest", "optimized/tests/test_launch.py", "optimized/tests/test_aot.py"),
+        *("pytest", *(f"optimized/tests/{name}" for name in parts)),
         *("-k", "not other_launches", "--numprocesses=auto", *session.posargs),
     )
     if version != "3.6.0":  # the interpreter of that wants an older NumPy than the pinned one
-        tests = ("test_conditions.py", "test_append.py", "test_attend.py", "test_plan.py")
+        tests = (
+            *("test_interpreter.py", "test_conditions.py", "test_append.py", "test_attend.py"),
+            "test_plan.py",
+        )
         session.run("pytest", *(f"optimized/tests/{name}" for name in tests), *session.posargs)
 
 

@@ -9,7 +9,7 @@ from triton import language as tl
 from triton.language.core import is_builtin
 from triton.runtime import interpreter
 
-from paged_mla_optimized.backend.interpreter import check_overflow_where_reported
+from paged_mla_optimized.triton_compat.unseen_work import check_overflow_where_reported
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 from triton.backends.nvidia import driver as nvidia
 from triton.experimental.gluon import language as gl
@@ -101,7 +102,11 @@ class Kernel:
         self.arg_names = list(types)
         self.types = dict(records)
         self.params = [
-            SimpleNamespace(do_not_specialize_on_alignment=name in of_any_alignment)
+            SimpleNamespace(
+                name=name,
+                do_not_specialize=False,
+                do_not_specialize_on_alignment=name in of_any_alignment,
+            )
             for name in types
         ]
         self.searches = 0
@@ -336,7 +341,7 @@ def test_profilers_see_every_launch(notes, monkeypatch, name):
     """While a hook listens, every launch goes by Triton's own path."""
     kernel = Kernel()
     with monkeypatch.context() as patch:
-        patch.setattr(getattr(launch._HOOKS, name), "calls", [print])
+        patch.setattr(getattr(triton.knobs.runtime, name), "calls", [print])
         launch_twice(kernel)
     assert kernel.searches == 2
     assert len(notes.launches) == 2

@@ -4,7 +4,7 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from paged_mla_optimized.backend.interpreter import leave_out_unseen_work
+from paged_mla_optimized.triton_compat.unseen_work import leave_out_unseen_work
 
 leave_out_unseen_work()
 

@@ -17,7 +17,7 @@ import steps
 from search import Subject
 
 if not machine.ON_GPU:
-    from paged_mla_optimized.backend.interpreter import leave_out_unseen_work
+    from paged_mla_optimized.triton_compat.unseen_work import leave_out_unseen_work
 
     leave_out_unseen_work()
 

@@ -25,10 +25,10 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Model
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Model
 
 from paged_mla_optimized.api.layer import MlaLayer
-from paged_mla_optimized.backend.interpreter import leave_out_unseen_work
 from paged_mla_optimized.engines.transformers import LatentPool, PagedMlaCache
 from paged_mla_optimized.engines.transformers.attention import NAME
 from paged_mla_optimized.planning.layer_cost import Forms
+from paged_mla_optimized.triton_compat.unseen_work import leave_out_unseen_work
 
 LISTED = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text("utf-8"))
 ERRORS = {name: re.compile(pattern) for name, pattern in LISTED.items()}

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from paged_mla_optimized.backend.eager import EagerRunner
-from paged_mla_optimized.backend.interpreter import leave_out_unseen_work
 from paged_mla_optimized.config.arguments import check_at_least, check_scale
 from paged_mla_optimized.config.attention import MASKS, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
+from paged_mla_optimized.triton_compat.unseen_work import leave_out_unseen_work
 from paged_mla_shared import __version__
 from paged_mla_shared.backend import Capabilities, mask_name, ops_of
 from paged_mla_shared.dims import PRESETS

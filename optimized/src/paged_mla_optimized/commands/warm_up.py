@@ -32,6 +32,7 @@ from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_optimized.tensors.latent_cache import empty_cache
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
+from paged_mla_optimized.triton_compat.settings import cache_in
 from paged_mla_shared import __version__
 from paged_mla_shared.documents import one_line
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -110,8 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 def compile_into(folder: Path, config: MlaConfig, device: torch.device) -> float:
     """Compile what an instance launches, unless it lies in `folder`; return seconds."""
     begin = time.perf_counter()
-    with triton.knobs.cache.scope():
-        triton.knobs.cache.dir = str(folder)
+    with cache_in(folder):
         mla = PagedMla(config, device)
         mla.warm_up(empty_cache(config, 2, device))
         torch.cuda.synchronize(device)

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
+from paged_mla_optimized.triton_compat.kernels import parameter_names
+
 FP_FUSION = {"enable_fp_fusion": True}
 """Option of every launch and compilation: ``a * b + c`` may become an instruction that rounds once.
 
@@ -70,7 +72,7 @@ class KernelSpec:
     @property
     def lowered_constants(self) -> tuple[Any, ...]:
         """Constants in the order of the parameters, as Triton's C launcher takes them."""
-        names = [name for name in self.kernel.arg_names if name in self.constants]
+        names = [name for name in parameter_names(self.kernel) if name in self.constants]
         return tuple(_plain(self.constants[name]) for name in names)
 
     @property

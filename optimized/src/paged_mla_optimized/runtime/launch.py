@@ -14,8 +14,6 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
-import triton
-from triton.runtime.driver import driver
 
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.kernel_spec import KernelSpec, leading_pointers
@@ -26,12 +24,14 @@ from paged_mla_optimized.triton_compat.c_launcher import (
     Grid,
     Start,
     Stream,
+    device_and_stream,
     encoded,
+    launches_are_hooked,
     start_of,
 )
 from paged_mla_optimized.triton_compat.cache_keys import settle_key
+from paged_mla_optimized.triton_compat.kernels import parameter_names, parameters_of
 
-_HOOKS = triton.knobs.runtime
 MAX_BINARIES = 1024
 """Keys of one kernel whose binaries are kept before all of them are forgotten."""
 
@@ -105,10 +105,11 @@ class Launcher:
         self._cluster = cluster
         self._named = spec.launched
         self._constants = spec.lowered_constants
-        params = getattr(spec.kernel, "params", ())  # the interpreter keeps no binaries: has none
         # Of each parameter's addresses, the bits that have to be 0.
-        self._masks = [0 if p.do_not_specialize_on_alignment else 15 for p in params]
-        types = [spec.types.get(name) for name in spec.kernel.arg_names]
+        self._masks = [
+            15 if p.is_specialized_on_alignment else 0 for p in parameters_of(spec.kernel)
+        ]
+        types = [spec.types.get(name) for name in parameter_names(spec.kernel)]
         self._records = [type(one) if isinstance(one, tuple) else None for one in types]
         self._pointers = [leading_pointers(one) for one in types]
         self._binaries: Bounded[Hashable, tuple[Start, Forms, _Layout, Device, Stream, int]]
@@ -127,7 +128,7 @@ class Launcher:
         launcher is not known.
         """
         known = self._binaries.get(key)
-        if known is None or _HOOKS.launch_enter_hook.calls or _HOOKS.launch_exit_hook.calls:
+        if known is None or launches_are_hooked():
             self._launch_by_triton(grid, key, arguments)
             return
         start, forms, layout, current_device, stream_of, device = known
@@ -150,9 +151,8 @@ class Launcher:
             return  # the interpreter has none
         layout = _Layout(arguments, self._masks, self._pointers)
         if not layout.bits(arguments):
-            active = driver.active
-            of_device = (active.get_current_device, active.get_current_stream, device)
-            self._binaries[key] = (*start_of(binary, self._cluster), layout, *of_device)
+            started = start_of(binary, self._cluster)
+            self._binaries[key] = (*started, layout, *device_and_stream(), device)
 
     def _as_records(self, arguments: tuple[Any, ...]) -> Iterator[Any]:
         """Yield the arguments that Triton's launch takes."""

@@ -29,16 +29,15 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-import triton
-from triton.backends.compiler import GPUTarget
-
 from paged_mla_optimized.config.architectures import SHARED_MEMORY
 from paged_mla_optimized.tools.aot_job import Job
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch, sample_of
 from paged_mla_optimized.tools.arithmetic import unlisted
 from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, serialized_products
 from paged_mla_optimized.triton_compat.cache_keys import settle_key
+from paged_mla_optimized.triton_compat.compilation import CompilationError, compiled
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
+from paged_mla_optimized.triton_compat.settings import cuobjdump
 
 T = TypeVar("T")
 _OF_INTEREST = re.compile(r"\b(?:wgmma|(?:min|max)\.[su])")
@@ -76,7 +75,7 @@ def compile_job(job: Job, arch: str) -> Usage:
     """Compile one kernel variant for `arch`, a key of ``SHARED_MEMORY``."""
     try:
         compiled = compiled_kernel(job, arch)
-    except (triton.TritonError, RuntimeError) as error:
+    except (CompilationError, RuntimeError) as error:
         return Usage(job.name, error=str(error).strip())
     registers, stack_bytes = _resources(_dump(compiled, "-res-usage"))
     sass = disassembled(compiled) if _may_be_wrong(compiled.asm["ptx"], arch) else ""
@@ -108,8 +107,7 @@ def _may_be_wrong(ptx: str, arch: str) -> bool:
 def compiled_kernel(job: Job, arch: str) -> Any:
     """Return Triton's kernel, whose ``asm["cubin"]`` is the binary; on disk it is found again."""
     settle_key(job.kernel)
-    target = GPUTarget("cuda", int(arch.removeprefix("sm")), 32)
-    return triton.compile(job.source, target=target, options=job.options)
+    return compiled(job.source, arch, job.options)
 
 
 def shard_of(chosen: list[T], index: int, shards: int) -> list[T]:
@@ -127,7 +125,7 @@ def _dump(compiled: Any, what: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(compiled.asm["cubin"])
-        command = [triton.knobs.nvidia.cuobjdump.path, what, str(path)]
+        command = [cuobjdump(), what, str(path)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

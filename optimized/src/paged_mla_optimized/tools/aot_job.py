@@ -7,10 +7,9 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
-
 from paged_mla_optimized.runtime.kernel_spec import FP_FUSION, STRIDE, KernelSpec
+from paged_mla_optimized.triton_compat.compilation import source_of
+from paged_mla_optimized.triton_compat.kernels import module_of, name_of, parameters_of
 
 Path = tuple[int, ...]  # index of a parameter, and of a record's field
 
@@ -39,8 +38,7 @@ class Job:
     def __getstate__(self) -> dict[str, Any]:
         """Return what travels to another process: of the kernel, where it is found."""
         spec = self.spec
-        function = spec.kernel.fn
-        found = (function.__module__, function.__name__)
+        found = (module_of(spec.kernel), name_of(spec.kernel))
         return {
             "name": self.name,
             "dtype": self.dtype,
@@ -65,8 +63,7 @@ class Job:
     @property
     def source(self) -> Any:
         """The kernel as Triton's compiler wants it."""
-        kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
-        return kind(self.kernel, self.signature, self.compiled_in, self.attributes)
+        return source_of(self.kernel, self.signature, self.compiled_in, self.attributes)
 
     @property
     def options(self) -> dict[str, int]:
@@ -105,7 +102,7 @@ class Job:
     def identity(self) -> Hashable:
         """What tells this job from every other one."""
         parts = (self.compiled_in, self.signature, self.attributes, self.options)
-        return self.kernel.fn.__name__, *(tuple((k, str(v)) for k, v in p.items()) for p in parts)
+        return name_of(self.kernel), *(tuple((k, str(v)) for k, v in p.items()) for p in parts)
 
     def features(self) -> Iterator[tuple[str, str]]:
         """Yield what else than its name describes a job: constants, types and options."""
@@ -118,7 +115,7 @@ class Job:
     def _types(self) -> dict[str, Any]:
         """Return the type of each parameter with what Triton looks at, and "constexpr"."""
         found: dict[str, Any] = {}
-        for parameter in self.kernel.params:
+        for parameter in parameters_of(self.kernel):
             name = parameter.name
             if name in self.spec.constants:
                 found[name] = _each(self.spec.constants[name], lambda _: "constexpr")
@@ -126,9 +123,9 @@ class Job:
             default = STRIDE if name.startswith("stride") else "i32"
             found[name] = _each(
                 self.spec.types.get(name, default),
-                _seen if not parameter.do_not_specialize else _unseen,
+                _seen if parameter.is_specialized else _unseen,
             )
-            if parameter.do_not_specialize_on_alignment:
+            if not parameter.is_specialized_on_alignment:
                 found[name] = found[name].removesuffix(":16")
         return found
 

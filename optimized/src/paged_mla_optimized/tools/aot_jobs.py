@@ -21,6 +21,7 @@ from dataclasses import replace
 from paged_mla_optimized import operations, planning, serving
 from paged_mla_optimized.planning.families import FAMILIES
 from paged_mla_optimized.tools.aot_job import Job
+from paged_mla_optimized.triton_compat.kernels import name_of
 
 _ATTEND = {"attend_kernel", *(f"decode_{family}_kernel" for family in FAMILIES)}
 _SAMPLED_ATTEND = 2
@@ -53,7 +54,7 @@ def sample_of(jobs: list[Job]) -> list[Job]:
     """
     by_kernel: dict[str, list[Job]] = {}
     for job in jobs:
-        by_kernel.setdefault(job.kernel.fn.__name__, []).append(job)
+        by_kernel.setdefault(name_of(job.kernel), []).append(job)
     chosen: dict[str, Job] = {}
     for kernel, all_ in by_kernel.items():
         count = _SAMPLED_ATTEND if kernel in _ATTEND else 1

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from paged_mla_optimized.planning.axes import SERVED
+from paged_mla_optimized.triton_compat.kernels import is_gluon, name_of
 
 _NUMBERS = {
     *("num_heads", "block_size", "BLOCK_SIZE", "block_rows", "SEARCH_STEPS", "ROWS", "ALL_ROWS"),
@@ -21,7 +22,7 @@ def shape(kernel: Any, constants: Mapping[str, Any]) -> Hashable:
     Widths are numbers too where they are not those of `SERVED`, and a kernel takes any.
     """
     kept: dict[str, Any] = {}
-    is_whole = kernel.is_gluon() or (constants.get("R"), constants.get("P", 64)) == SERVED
+    is_whole = is_gluon(kernel) or (constants.get("R"), constants.get("P", 64)) == SERVED
     for name, value in constants.items():
         is_word = isinstance(value, (str, bool))
         is_number = name in _NUMBERS or name.startswith("stride")
@@ -33,4 +34,4 @@ def shape(kernel: Any, constants: Mapping[str, Any]) -> Hashable:
             kept[name] = value
     if "WIDE" in constants:
         kept["HAS_REST"] = constants["NOPE"] > constants["WIDE"]
-    return kernel.fn.__name__, frozenset(kept.items())
+    return name_of(kernel), frozenset(kept.items())

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from paged_mla_optimized.config.architectures import ROUNDING_E4M3_ONCE, SHARED_MEMORY, WITH_E4M3
 from paged_mla_optimized.tools.aot_job import Job
+from paged_mla_optimized.triton_compat.kernels import name_of
 
 EVERY = frozenset(SHARED_MEMORY)
 """Architectures."""
@@ -84,7 +85,7 @@ class Allowed:
         return (
             arch in self.archs
             and re.fullmatch(self.names, name) is not None
-            and _KERNELS[self.kernels].fullmatch(job.kernel.fn.__name__) is not None
+            and _KERNELS[self.kernels].fullmatch(name_of(job.kernel)) is not None
             and (not self.dtypes or job.dtype in self.dtypes)
             and self.constants.items() <= job.constants.items()
         )

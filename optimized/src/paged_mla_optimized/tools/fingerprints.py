@@ -38,16 +38,15 @@ from functools import partial
 from pathlib import Path
 
 import triton
-from triton._C.libtriton import ir
-from triton.backends.compiler import GPUTarget
-from triton.compiler.compiler import make_backend
 
 from paged_mla_optimized.config.architectures import SHARED_MEMORY
 from paged_mla_optimized.tools.aot import compiled_kernel, disassembled
 from paged_mla_optimized.tools.aot_job import Job
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
 from paged_mla_optimized.triton_compat.cache_keys import settle_key
+from paged_mla_optimized.triton_compat.compilation import first_stage
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
+from paged_mla_optimized.triton_compat.settings import leave_out_source_lines
 
 FOLDER = Path(__file__).parents[3] / "fingerprints"
 _DIGITS = 12
@@ -81,18 +80,7 @@ def source_of(job: Job) -> str:
 def meaning_of(job: Job, arch: str) -> str:
     """Return the hash of what the first stage of the compiler makes of a variant."""
     settle_key(job.kernel)
-    target = GPUTarget("cuda", int(arch.removeprefix("sm")), 32)
-    backend = make_backend(target)
-    source = job.source
-    options = backend.parse_options(dict(job.options, **source.parse_options()))
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    generated = backend.get_codegen_implementation(options), backend.get_module_map()
-    module = source.make_ir(target, options, *generated, context)
-    first_stage = backend.gluon_to_ttgir if job.kernel.is_gluon() else backend.make_ttir
-    text = first_stage(module, {}, options, target.arch).str_nodebug()
-    text = without_order(without_names(text))
+    text = without_order(without_names(first_stage(job.source, arch, job.options)))
     return _hash(text, repr(sorted(job.options.items())))
 
 
@@ -177,7 +165,7 @@ def fingerprint_of(job: Job, arch: str, known: dict[str, str]) -> Fingerprint:
 
 def code_of(job: Job, arch: str) -> str:
     """Return the hash of a variant's machine code, compiled without source lines."""
-    triton.knobs.compilation.disable_line_info = True
+    leave_out_source_lines()
     instructions = re.findall(
         r"/\*[0-9a-f]{4,}\*/\s+(.*?);", disassembled(compiled_kernel(job, arch))
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import triton
 from triton.backends.nvidia import driver as nvidia
+from triton.runtime.driver import driver
 
 _TRITON = ".".join(triton.__version__.split(".")[:2])
 
@@ -27,6 +28,18 @@ Start = Callable[[Grid, int, tuple[Any, ...]], None]  # grid, stream, arguments
 Device = Callable[[], int]
 Stream = Callable[[int], int]  # of a device
 Forms = tuple[Any, ...] | None  # Triton's ``tensordesc_meta``; None wants descriptors as they are
+
+
+def launches_are_hooked() -> bool:
+    """Return whether anything listens to Triton's launches, as profilers do."""
+    hooks = triton.knobs.runtime
+    return bool(hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls)
+
+
+def device_and_stream() -> tuple[Device, Stream]:
+    """Return what tells the current device, and the current stream of a device."""
+    active = driver.active
+    return active.get_current_device, active.get_current_stream
 
 
 def encoded(descriptor: Any, form: Any) -> Iterable[Any]:

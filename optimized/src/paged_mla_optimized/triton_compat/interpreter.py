@@ -21,6 +21,12 @@ def is_interpreting() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+@triton.constexpr_function  # type: ignore[untyped-decorator]
+def is_compiled() -> bool:
+    """Return, inside a kernel, whether no interpreter runs it, which knows no assembly."""
+    return not triton.knobs.runtime.interpret
+
+
 def check_interpreter() -> None:
     """Raise ``Unsupported`` where the interpreter is half there, or cannot run these kernels."""
     interprets = is_interpreting()

@@ -7,7 +7,7 @@ registers that the inner loops need, or in local memory.
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.split_handoff import is_compiled
+from paged_mla_optimized.triton_compat.interpreter import is_compiled
 
 
 @triton.jit

@@ -21,11 +21,11 @@ _MOST_KEYS = tl.constexpr(2**30)  # of all rows: sums of two such numbers are wi
 
 # Words of a query tile.
 TILE_WORDS = tl.constexpr(8)  # those past the last named one hold nothing
-_TOKEN = tl.constexpr(0)
-_COUNT = tl.constexpr(1)
-_KEY_START = tl.constexpr(2)
-_CONTEXT = tl.constexpr(3)
-_KEY_LEN = tl.constexpr(4)
+_TILE_TOKEN = tl.constexpr(0)
+_TILE_COUNT = tl.constexpr(1)
+_TILE_KEY_START = tl.constexpr(2)
+_TILE_CONTEXT = tl.constexpr(3)
+_TILE_KEY_LEN = tl.constexpr(4)
 
 # Words of the work of a step.
 WORK_WORDS = tl.constexpr(4)
@@ -168,11 +168,11 @@ def prefill_plan_kernel(
     fewer = tl.cdiv(query_len, TILE_M) - in_row
     rank = tl.sum(in_front, axis=1) + index - fewer
     at = tiles_ptr + rank * TILE_WORDS
-    tl.store(at + _TOKEN, row_start + first, mask=exists)
-    tl.store(at + _COUNT, last - first, mask=exists)
-    tl.store(at + _KEY_START, key_start, mask=exists)
-    tl.store(at + _CONTEXT, key_len - query_len + first, mask=exists)
-    tl.store(at + _KEY_LEN, key_len, mask=exists)
+    tl.store(at + _TILE_TOKEN, row_start + first, mask=exists)
+    tl.store(at + _TILE_COUNT, last - first, mask=exists)
+    tl.store(at + _TILE_KEY_START, key_start, mask=exists)
+    tl.store(at + _TILE_CONTEXT, key_len - query_len + first, mask=exists)
+    tl.store(at + _TILE_KEY_LEN, key_len, mask=exists)
 
     if tl.program_id(0) == 0:
         num_keys = tl.sum(key_lens)
@@ -215,11 +215,11 @@ def load_tile(tiles_ptr, tile, num_keys):
     """
     at = tiles_ptr + tile * TILE_WORDS
     exists = tile >= 0
-    token = tl.load(at + _TOKEN, mask=exists, other=0)
-    count = tl.load(at + _COUNT, mask=exists, other=0)
-    key_start = tl.load(at + _KEY_START, mask=exists, other=0)
-    context = tl.load(at + _CONTEXT, mask=exists, other=0)
-    key_len = tl.load(at + _KEY_LEN, mask=exists, other=0)
+    token = tl.load(at + _TILE_TOKEN, mask=exists, other=0)
+    count = tl.load(at + _TILE_COUNT, mask=exists, other=0)
+    key_start = tl.load(at + _TILE_KEY_START, mask=exists, other=0)
+    context = tl.load(at + _TILE_CONTEXT, mask=exists, other=0)
+    key_len = tl.load(at + _TILE_KEY_LEN, mask=exists, other=0)
     fits = key_len <= num_keys - key_start
     key_len = tl.where(fits, key_len, 0)
     context = tl.where(fits, context, -_MOST_KEYS)

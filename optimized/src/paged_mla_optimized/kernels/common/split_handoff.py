@@ -12,12 +12,7 @@ import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.schedule import share_of, source_ptr, state_ptr
-
-
-@triton.constexpr_function
-def is_compiled():
-    """Return whether this is no interpreter, which knows no assembly."""
-    return not triton.knobs.runtime.interpret
+from paged_mla_optimized.triton_compat.interpreter import is_compiled
 
 
 @triton.jit

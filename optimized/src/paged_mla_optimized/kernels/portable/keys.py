@@ -14,7 +14,7 @@ import triton.language as tl
 
 from paged_mla_optimized.kernels.common.e4m3 import decode, from_bfloat16_bits
 from paged_mla_optimized.kernels.common.scales import has_key_scales, load_row_scale, load_scales
-from paged_mla_optimized.kernels.common.split_handoff import is_compiled
+from paged_mla_optimized.triton_compat.interpreter import is_compiled
 
 
 class Keys(NamedTuple):

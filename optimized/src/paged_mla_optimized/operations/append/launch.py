@@ -20,6 +20,7 @@ from paged_mla_optimized.operations.argument_types import cache_pointer, rope_po
 from paged_mla_optimized.runtime.kernel_spec import DENSE, KernelSpec, number, pointer
 from paged_mla_optimized.runtime.launch import Launcher
 from paged_mla_optimized.tensors.latent_cache import LatentCache, scales_and_stride
+from paged_mla_optimized.triton_compat.kernels import parameter_names
 from paged_mla_shared.formats import GROUPS_PER_BLOCK
 
 _TOKENS = 4  # of a program
@@ -173,7 +174,7 @@ def append_spec(
         "stride_scales_block": number(config.stored.scales_per_block(config.block_size)),
         "block_size": number(config.block_size),
     }
-    taken = {name: types[name] for name in kernel.arg_names if name in types}
+    taken = {name: types[name] for name in parameter_names(kernel) if name in types}
     return KernelSpec(kernel, constants, taken, {"num_warps": warps})
 
 

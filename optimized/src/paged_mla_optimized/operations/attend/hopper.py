@@ -53,6 +53,7 @@ from paged_mla_optimized.runtime.kernel_spec import (
 from paged_mla_optimized.runtime.launch import Descriptors, Fixed, Launcher
 from paged_mla_optimized.tensors.latent_cache import LatentCache, scales_and_stride
 from paged_mla_optimized.tensors.queries import Answer, Queries
+from paged_mla_optimized.triton_compat.kernels import parameter_names
 
 _BOX = 64  # most keys of one copy
 _BARRIERS = 1024  # bytes of shared memory, with what alignment takes
@@ -235,7 +236,7 @@ class HopperAttention:
 
 def has_rope(variant: AttendVariant) -> bool:
     """Return whether the kernel of a family rotates queries itself."""
-    return "ROPE" in _KERNELS[variant.family].arg_names
+    return "ROPE" in parameter_names(_KERNELS[variant.family])
 
 
 def _cluster(variant: AttendVariant, programs: int) -> int:
@@ -311,7 +312,7 @@ def hopper_spec(
         "P": config.qk_rope_head_dim,
         "STAGES": _stages(config, variant),
     }
-    taken = {name: constants[name] for name in kernel.arg_names if name in constants}
+    taken = {name: constants[name] for name in parameter_names(kernel) if name in constants}
     return KernelSpec(kernel, taken, _types(config, variant), _options(variant))
 
 
@@ -340,7 +341,7 @@ def _types(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
         name: f"tensordesc<{SHORT[_word(config)]}{box},{hopper_layout(box)!r}>"
         for name, box in boxes
     }
-    taken = _KERNELS[variant.family].arg_names
+    taken = parameter_names(_KERNELS[variant.family])
     return {name: type_ for name, type_ in types.items() if name in taken}
 
 

@@ -1,0 +1,44 @@
+"""What Triton knows of a kernel: its name, its parameters, and the language it is written in."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Parameter(NamedTuple):
+    """A parameter of a kernel, and what Triton compiles for of its argument."""
+
+    name: str
+    is_specialized: bool  # for 1, and for multiples of 16
+    is_specialized_on_alignment: bool
+
+
+def name_of(kernel: Any) -> str:
+    """Return the name of a kernel's function."""
+    name: str = kernel.fn.__name__
+    return name
+
+
+def module_of(kernel: Any) -> str:
+    """Return the name of the module that defines a kernel."""
+    module: str = kernel.fn.__module__
+    return module
+
+
+def parameter_names(kernel: Any) -> list[str]:
+    """Return the names of a kernel's parameters, in order."""
+    return list(kernel.arg_names)
+
+
+def parameters_of(kernel: Any) -> list[Parameter]:
+    """Return a kernel's parameters, in order; none in the interpreter, which keeps no binaries."""
+    return [
+        Parameter(one.name, not one.do_not_specialize, not one.do_not_specialize_on_alignment)
+        for one in getattr(kernel, "params", ())
+    ]
+
+
+def is_gluon(kernel: Any) -> bool:
+    """Return whether a kernel is written in Gluon."""
+    answer: bool = kernel.is_gluon()
+    return answer
