@@ -172,10 +172,10 @@ def test_settings_reach_the_compiler(looked):
 def test_hooks_into_launches_are_seen(name):
     """As a profiler adds and removes them."""
     hooks = getattr(triton.knobs.runtime, name)
-    assert not c_launcher.launches_are_hooked()
+    assert not c_launcher.launch_hooks()
     hooks.add(print)
     try:
-        assert c_launcher.launches_are_hooked()
+        assert c_launcher.launch_hooks()
     finally:
         hooks.remove(print)
-    assert not c_launcher.launches_are_hooked()
+    assert not c_launcher.launch_hooks()

@@ -26,7 +26,7 @@ from paged_mla_optimized.triton_compat.c_launcher import (
     Stream,
     device_and_stream,
     encoded,
-    launches_are_hooked,
+    launch_hooks,
     start_of,
 )
 from paged_mla_optimized.triton_compat.cache_keys import settle_key
@@ -128,7 +128,7 @@ class Launcher:
         launcher is not known.
         """
         known = self._binaries.get(key)
-        if known is None or launches_are_hooked():
+        if known is None or launch_hooks():
             self._launch_by_triton(grid, key, arguments)
             return
         start, forms, layout, current_device, stream_of, device = known

@@ -10,6 +10,7 @@ import triton
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime.driver import driver
 
+_HOOKS = triton.knobs.runtime
 _TRITON = ".".join(triton.__version__.split(".")[:2])
 
 
@@ -30,10 +31,9 @@ Stream = Callable[[int], int]  # of a device
 Forms = tuple[Any, ...] | None  # Triton's ``tensordesc_meta``; None wants descriptors as they are
 
 
-def launches_are_hooked() -> bool:
-    """Return whether anything listens to Triton's launches, as profilers do."""
-    hooks = triton.knobs.runtime
-    return bool(hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls)
+def launch_hooks() -> Any:
+    """Return what listens to Triton's launches, as profilers do; nothing is false."""
+    return _HOOKS.launch_enter_hook.calls or _HOOKS.launch_exit_hook.calls
 
 
 def device_and_stream() -> tuple[Device, Stream]:
