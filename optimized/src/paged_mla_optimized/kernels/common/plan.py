@@ -16,6 +16,13 @@ import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.schedule import (
+    CUT_GROUP_OVERHEAD,
+    CUT_LANES,
+    CUT_PADDING,
+    CUT_PART_UNITS,
+    CUT_SPLIT_OVERHEAD,
+    CUT_SPLIT_TILES,
+    CUT_UNITS,
     JOIN_ALIVE,
     JOIN_COUNT,
     JOIN_FIRST,
@@ -25,28 +32,22 @@ from paged_mla_optimized.kernels.common.schedule import (
     JOIN_SHARES,
     JOIN_START,
     JOIN_WORDS,
+    SHARE_END,
+    SHARE_PARTIAL,
+    SHARE_ROW,
+    SHARE_SOURCE,
+    SHARE_STATES,
+    SHARE_UNIT,
     Work,
     count_at_most,
-    end_unit_ptr,
-    first_partial_ptr,
-    first_row_ptr,
-    first_unit_ptr,
     fixed_partial,
     fixed_splits,
     group_of_unit,
     lanes_of_group,
-    lanes_ptr,
-    overhead_ptr,
-    padding_ptr,
-    part_units_ptr,
     place_of_part,
     running_maximum,
     share_of,
-    source_ptr,
     split_of_unit,
-    split_tiles_ptr,
-    state_ptr,
-    total_units_ptr,
 )
 
 _MOST_ELEMENTS = tl.constexpr(2**40)  # of a row's matrix: no sum of such passes an int64
@@ -308,9 +309,9 @@ def schedule_kernel(
         overhead = tl.where(is_even, 0, overhead)
         length = tl.maximum(length, longest)
         units_of_group = splits * overhead + key_tiles + padding
-        tl.store(padding_ptr(rows.cut_ptr), padding)
-        tl.store(overhead_ptr(rows.cut_ptr, FIXED_SPLITS), overhead)
-        split_at = split_tiles_ptr(rows.cut_ptr, row)
+        tl.store(rows.cut_ptr + CUT_PADDING, padding)
+        tl.store(rows.cut_ptr + CUT_SPLIT_OVERHEAD, overhead)
+        split_at = rows.cut_ptr + CUT_SPLIT_TILES + row
         tl.store(split_at, split_tiles.to(tl.int64), mask=is_row)
         to_join = tl.where(splits > 1, tl.cdiv(pairs, TILE_M), 0)
         tl.store(rows.join_starts_ptr, 0)
@@ -320,12 +321,12 @@ def schedule_kernel(
             groups, key_tiles, groups, lanes, PROGRAMS, MIN_UNITS, OVERHEAD, SLACK
         )
         units_of_group = key_tiles + overhead
-        tl.store(overhead_ptr(rows.cut_ptr, FIXED_SPLITS), overhead)
+        tl.store(rows.cut_ptr + CUT_GROUP_OVERHEAD, overhead)
     units = tl.where(key_tiles > 0, groups * units_of_group, 0)
     unit_ends = tl.cumsum(units)
-    tl.store(part_units_ptr(rows.cut_ptr), length)
-    tl.store(lanes_ptr(rows.cut_ptr), lanes)
-    tl.store(total_units_ptr(rows.cut_ptr), tl.sum(units))
+    tl.store(rows.cut_ptr + CUT_PART_UNITS, length)
+    tl.store(rows.cut_ptr + CUT_LANES, lanes)
+    tl.store(rows.cut_ptr + CUT_UNITS, tl.sum(units))
 
     tl.store(rows.token_starts_ptr + row, starts, mask=row <= num_rows + 1)
     tl.store(rows.row_lens_ptr + row, seq_lens, mask=is_row)
@@ -364,8 +365,8 @@ def _describe_parts(
     TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
 ):  # fmt: skip
     """Find where parts begin, which programs work on them, and what their beginnings cut."""
-    length = tl.load(part_units_ptr(work.cut_ptr))
-    total = tl.load(total_units_ptr(work.cut_ptr))
+    length = tl.load(work.cut_ptr + CUT_PART_UNITS)
+    total = tl.load(work.cut_ptr + CUT_UNITS)
     unit = part * length
     row = count_at_most(work.unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
     group, begin, end = group_of_unit(work, row, unit, TILE_N)
@@ -378,10 +379,10 @@ def _describe_parts(
         share_ptr = share_of(work, program, 0)
         inside = (lane < lanes) & (program < programs)
         first_unit = tl.where(exists, tl.maximum(unit, begin), total)
-        tl.store(first_unit_ptr(share_ptr), first_unit, mask=inside)
-        tl.store(end_unit_ptr(share_ptr), tl.minimum(unit + length, total), mask=inside)
-        tl.store(first_row_ptr(share_ptr), row.to(tl.int64), mask=inside)
-        partial_ptr = first_partial_ptr(share_ptr)
+        tl.store(share_ptr + SHARE_UNIT, first_unit, mask=inside)
+        tl.store(share_ptr + SHARE_END, tl.minimum(unit + length, total), mask=inside)
+        tl.store(share_ptr + SHARE_ROW, row.to(tl.int64), mask=inside)
+        partial_ptr = share_ptr + SHARE_PARTIAL
         tl.store(partial_ptr, (part * 2 * lanes + lane).to(tl.int64), mask=inside)
     first = begin // length
     count = tl.where(exists & (begin < unit), (end - 1) // length - first + 1, 0).to(tl.int32)
@@ -398,7 +399,7 @@ def _split_at(unit, work, num_rows, TILE_N: tl.constexpr, SEARCH_STEPS: tl.const
 
     Those differ where the cut falls on what counts beside key tiles.
     """
-    total = tl.load(total_units_ptr(work.cut_ptr))
+    total = tl.load(work.cut_ptr + CUT_UNITS)
     row = count_at_most(work.unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
     _, _, _, _, before, begin, end, after = split_of_unit(work, row, unit, TILE_N)
     stop = tl.where(unit <= begin, before, tl.minimum(unit, end))
@@ -417,8 +418,8 @@ def _describe_parts_of_splits(
     Parts lie in the grid in reverse: a program waits for the one that begins its last split, and
     programs that come earlier are the first to be started.
     """
-    length = tl.load(part_units_ptr(work.cut_ptr))
-    total = tl.load(total_units_ptr(work.cut_ptr))
+    length = tl.load(work.cut_ptr + CUT_PART_UNITS)
+    total = tl.load(work.cut_ptr + CUT_UNITS)
     unit = part * length
     _, begin, row = _split_at(unit, work, num_rows, TILE_N, SEARCH_STEPS)
     end, _, _ = _split_at(unit + length, work, num_rows, TILE_N, SEARCH_STEPS)
@@ -432,12 +433,12 @@ def _describe_parts_of_splits(
         program = place * lanes + lane
         share_ptr = share_of(work, program, FIXED_SPLITS)
         inside = (lane < lanes) & (program < programs)
-        tl.store(first_unit_ptr(share_ptr), begin, mask=inside)
-        tl.store(end_unit_ptr(share_ptr), end, mask=inside)
-        tl.store(first_row_ptr(share_ptr), row.to(tl.int64), mask=inside)
-        tl.store(source_ptr(share_ptr), (source * lanes + lane).to(tl.int64), mask=inside)
+        tl.store(share_ptr + SHARE_UNIT, begin, mask=inside)
+        tl.store(share_ptr + SHARE_END, end, mask=inside)
+        tl.store(share_ptr + SHARE_ROW, row.to(tl.int64), mask=inside)
+        tl.store(share_ptr + SHARE_SOURCE, (source * lanes + lane).to(tl.int64), mask=inside)
         for role in tl.static_range(4):
-            tl.store(state_ptr(share_ptr, role), tl.zeros_like(begin), mask=inside)
+            tl.store(share_ptr + SHARE_STATES + role, tl.zeros_like(begin), mask=inside)
 
 
 @triton.jit

@@ -86,46 +86,25 @@ def place_of_part(part, parts, used):
     return tl.where(part < parts, place, part)
 
 
-# Where the words of ``cut`` lie.
+# Words of ``cut``. With FIXED_SPLITS those past the first three are others.
+
+CUT_PART_UNITS = tl.constexpr(0)
+CUT_LANES = tl.constexpr(1)
+CUT_UNITS = tl.constexpr(2)  # of all rows
+CUT_GROUP_OVERHEAD = tl.constexpr(3)
+CUT_PADDING = tl.constexpr(3)  # of a group
+CUT_SPLIT_OVERHEAD = tl.constexpr(4)
+CUT_SPLIT_TILES = tl.constexpr(5)  # key tiles of a split of the first row; other rows follow
 
 
-@triton.jit
-def part_units_ptr(cut_ptr):
-    """Return where the units of a part are said."""
-    return cut_ptr
+# Words of the share of a program. With FIXED_SPLITS the fourth is another, and states follow.
 
-
-@triton.jit
-def lanes_ptr(cut_ptr):
-    """Return where the lanes of a part are said."""
-    return cut_ptr + 1
-
-
-@triton.jit
-def total_units_ptr(cut_ptr):
-    """Return where the units of all rows are said."""
-    return cut_ptr + 2
-
-
-@triton.jit
-def overhead_ptr(cut_ptr, FIXED_SPLITS: tl.constexpr):
-    """Return where the overhead of a group is said, with FIXED_SPLITS that of a split."""
-    return cut_ptr + (4 if FIXED_SPLITS > 0 else 3)
-
-
-@triton.jit
-def padding_ptr(cut_ptr):
-    """Return where the padding of a group is said, with FIXED_SPLITS alone."""
-    return cut_ptr + 3
-
-
-@triton.jit
-def split_tiles_ptr(cut_ptr, row):
-    """Return where the key tiles of a row's splits are said, with FIXED_SPLITS alone."""
-    return cut_ptr + 5 + row
-
-
-# Where the words of a program's share lie, which begins at `share_ptr`.
+SHARE_UNIT = tl.constexpr(0)  # the first
+SHARE_END = tl.constexpr(1)  # first unit past the share
+SHARE_ROW = tl.constexpr(2)  # of the first unit
+SHARE_PARTIAL = tl.constexpr(3)  # first partial query tile of the program
+SHARE_SOURCE = tl.constexpr(3)  # program that begins the share's last split
+SHARE_STATES = tl.constexpr(4)  # whether the first role has left its state; other roles follow
 
 
 @triton.constexpr_function
@@ -138,42 +117,6 @@ def words_of_share(has_fixed_splits):
 def share_of(work, program, FIXED_SPLITS: tl.constexpr):
     """Return where the words of a program's share lie."""
     return work.shares_ptr + program * words_of_share(FIXED_SPLITS > 0)
-
-
-@triton.jit
-def first_unit_ptr(share_ptr):
-    """Return where the first unit of a share is said."""
-    return share_ptr
-
-
-@triton.jit
-def end_unit_ptr(share_ptr):
-    """Return where the first unit past a share is said."""
-    return share_ptr + 1
-
-
-@triton.jit
-def first_row_ptr(share_ptr):
-    """Return where the row of a share's first unit is said."""
-    return share_ptr + 2
-
-
-@triton.jit
-def first_partial_ptr(share_ptr):
-    """Return where the first partial query tile of a program is said, without FIXED_SPLITS."""
-    return share_ptr + 3
-
-
-@triton.jit
-def source_ptr(share_ptr):
-    """Return where the program that begins a share's last split is said, with FIXED_SPLITS."""
-    return share_ptr + 3
-
-
-@triton.jit
-def state_ptr(share_ptr, role):
-    """Return where a role says that it has left its state, with FIXED_SPLITS."""
-    return share_ptr + 4 + role
 
 
 # Words of a join, which says what a program of ``combine.py`` adds up.
@@ -193,8 +136,8 @@ JOIN_ROOM = tl.constexpr(7)  # pairs that a partial has room for
 def share_of_program(work, FIXED_SPLITS: tl.constexpr):
     """Return the units ``[unit, end)`` of this program, and the row of the first."""
     share_ptr = share_of(work, tl.program_id(0), FIXED_SPLITS)
-    unit, end = tl.load(first_unit_ptr(share_ptr)), tl.load(end_unit_ptr(share_ptr))
-    return unit, end, tl.load(first_row_ptr(share_ptr)).to(tl.int32)
+    unit, end = tl.load(share_ptr + SHARE_UNIT), tl.load(share_ptr + SHARE_END)
+    return unit, end, tl.load(share_ptr + SHARE_ROW).to(tl.int32)
 
 
 @triton.jit
@@ -204,14 +147,14 @@ def partial_of_program(work, is_head):
     Each program may leave two: of the group that its part begins (`is_head`) and does not end, and
     of one that began in an earlier part.
     """
-    tile = tl.load(first_partial_ptr(share_of(work, tl.program_id(0), 0)))
+    tile = tl.load(share_of(work, tl.program_id(0), 0) + SHARE_PARTIAL)
     return tile + tl.where(is_head, lanes_of_group(work), 0)
 
 
 @triton.jit
 def lanes_of_group(work):
     """Return how many query tiles a group has."""
-    return tl.load(lanes_ptr(work.cut_ptr)).to(tl.int32)
+    return tl.load(work.cut_ptr + CUT_LANES).to(tl.int32)
 
 
 @triton.jit
@@ -227,7 +170,7 @@ def group_of_unit(work, row, unit, TILE_N: tl.constexpr):
     """Return which group of `row` owns `unit`, and the units ``[begin, end)`` of its tiles."""
     row_begin = tl.load(work.unit_starts_ptr + row)
     key_tiles = tl.maximum(tl.cdiv(tl.load(work.row_lens_ptr + row), TILE_N), 1)
-    overhead = tl.load(overhead_ptr(work.cut_ptr, 0)).to(tl.int32)
+    overhead = tl.load(work.cut_ptr + CUT_GROUP_OVERHEAD).to(tl.int32)
     units = key_tiles + overhead
     group = ((unit - row_begin) // units).to(tl.int32)
     begin = row_begin + group.to(tl.int64) * units + overhead
@@ -237,7 +180,7 @@ def group_of_unit(work, row, unit, TILE_N: tl.constexpr):
 @triton.jit
 def unit_after(work, stop, group_end):
     """Return the unit of the next tile after `stop`, past what beginning a group costs."""
-    return stop + tl.where(stop == group_end, tl.load(overhead_ptr(work.cut_ptr, 0)), 0)
+    return stop + tl.where(stop == group_end, tl.load(work.cut_ptr + CUT_GROUP_OVERHEAD), 0)
 
 
 @triton.jit
@@ -293,7 +236,7 @@ def visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS: tl.constexpr):
 @triton.jit
 def fixed_splits(work, row, TILE_N: tl.constexpr):
     """Return splits of each query tile of a row, key tiles of each but the last, and of all."""
-    length = tl.load(split_tiles_ptr(work.cut_ptr, row)).to(tl.int32)
+    length = tl.load(work.cut_ptr + CUT_SPLIT_TILES + row).to(tl.int32)
     key_tiles = tl.maximum(tl.cdiv(tl.load(work.row_lens_ptr + row), TILE_N), 1)
     return tl.cdiv(key_tiles, length), length, key_tiles
 
@@ -309,8 +252,8 @@ def split_of_unit(work, row, unit, TILE_N: tl.constexpr):
     before, begin, end, after : units [begin, end) are its key tiles, [before, after) are its own
     """
     splits, length, key_tiles = fixed_splits(work, row, TILE_N)
-    padding = tl.load(padding_ptr(work.cut_ptr)).to(tl.int32)
-    overhead = tl.load(overhead_ptr(work.cut_ptr, 1)).to(tl.int32)
+    padding = tl.load(work.cut_ptr + CUT_PADDING).to(tl.int32)
+    overhead = tl.load(work.cut_ptr + CUT_SPLIT_OVERHEAD).to(tl.int32)
     units = splits * overhead + key_tiles + padding
     row_begin = tl.load(work.unit_starts_ptr + row)
     group = ((unit - row_begin) // units).to(tl.int32)

@@ -11,7 +11,7 @@ stored until it is taken, and 0 between launches.
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.schedule import share_of, source_ptr, state_ptr
+from paged_mla_optimized.kernels.common.schedule import SHARE_SOURCE, SHARE_STATES, share_of
 from paged_mla_optimized.triton_compat.interpreter import is_compiled
 
 
@@ -24,7 +24,7 @@ def state_of_program(program):
 @triton.jit
 def leave_state(work, role, FIXED_SPLITS: tl.constexpr):
     """Say that a role of this program has stored its state; all threads of it have."""
-    word_ptr = state_ptr(share_of(work, tl.program_id(0), FIXED_SPLITS), role)
+    word_ptr = share_of(work, tl.program_id(0), FIXED_SPLITS) + SHARE_STATES + role
     if is_compiled():
         word_ptr = tl.inline_asm_elementwise(
             "fence.acq_rel.gpu; mov.b64 $0, $1;", "=l,l", [word_ptr.to(tl.int64)], dtype=tl.int64,
@@ -39,8 +39,8 @@ def await_state(work, role, FIXED_SPLITS: tl.constexpr):
 
     Programs that leave states begin with that, and come earlier in the grid: they never wait.
     """
-    source = tl.load(source_ptr(share_of(work, tl.program_id(0), FIXED_SPLITS))).to(tl.int32)
-    word_ptr = state_ptr(share_of(work, source, FIXED_SPLITS), role)
+    source = tl.load(share_of(work, tl.program_id(0), FIXED_SPLITS) + SHARE_SOURCE).to(tl.int32)
+    word_ptr = share_of(work, source, FIXED_SPLITS) + SHARE_STATES + role
     if is_compiled():
         # One branch of a whole warp: after one that threads could take apart, the compiler would
         # keep nothing in uniform registers, such as what describes operands of products.
