@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         # The first process collects the tests while this one imports what judges their results.
-        from paged_mla_conformance.run.judge import judge  # noqa: PLC0415
+        from paged_mla_conformance.run.judge import judge  # noqa: PLC0415 - see above
     except KeyboardInterrupt:
         first.stop()
         print("interrupted", file=sys.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from paged_mla_optimized.api.core import Core
@@ -27,13 +26,7 @@ from paged_mla_optimized.tensors.checks import (
 )
 from paged_mla_optimized.tensors.head_weights import HeadWeights
 from paged_mla_optimized.tensors.host_lengths import HostLengths
-from paged_mla_optimized.tensors.latent_cache import (
-    Cache,
-    LatentCache,
-    as_cache,
-    empty_cache,
-    named_tensors,
-)
+from paged_mla_optimized.tensors.latent_cache import Cache, as_cache, named_tensors
 from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 from paged_mla_shared.errors import InvalidArgument
@@ -143,10 +136,6 @@ class MlaLayer(Planner):
         """Leading rows of the latest step that are attended to absorbed."""
         return self.planned.absorbed_rows
 
-    def new_cache(self, num_blocks: int) -> LatentCache:
-        """Return a cache of one layer, as :meth:`PagedMla.new_cache` does."""
-        return empty_cache(self.config.attention, num_blocks, self.device)
-
     def warm_up(
         self, cache: Cache, weights: HeadWeights, request_map: RequestMap | None = None
     ) -> None:
@@ -227,13 +216,12 @@ class MlaLayer(Planner):
         rows, max_query_len = 0, step.max_query_len
         if host is not None:
             rows = self._choose(host, absorbed_rows)
-            max_query_len = int(host.query_lens[:rows].max(initial=1))
+            max_query_len = host.leading(rows).max_query_len
         core.fill(plan, step, max_query_len=max_query_len, is_checked=is_checked)
         core.plan, num_rows = plan, plan.num_rows
         if host is None or rows == num_rows:
             return PlannedLayerStep(plan, num_rows, plan)
-        queries, keys = host.query_lens, host.known_seq_lens
-        tokens = int(queries[:rows].sum())
+        tokens = host.leading(rows).num_tokens
         table = plan.block_table
         leading = self._leading[number]
         first = MlaStep(
@@ -252,7 +240,7 @@ class MlaLayer(Planner):
                 table[rows:],
                 num_tokens=plan.num_tokens - tokens,
             ),
-            num_keys=int(np.where(queries[rows:] > 0, keys[rows:], 0).sum()),
+            num_keys=host.keys_from(rows),
             positions=plan.positions[tokens : plan.num_tokens],
         )
         return PlannedLayerStep(plan, rows, leading, materialized)
@@ -265,8 +253,7 @@ class MlaLayer(Planner):
             if absorbed_rows is not None:
                 raise InvalidArgument("absorbed_rows", absorbed_rows, "None without query_lens")
             return None
-        if host.max_seq_lens is None:
-            raise InvalidArgument("max_seq_lens", None, "given where query_lens are")
+        _ = host.known_seq_lens  # an error where the host does not know them
         return host
 
     def append(
@@ -401,17 +388,17 @@ class MlaLayer(Planner):
         if host is None:
             return LayerExplanation(explained(self._core, step, step.max_query_len), step.num_rows)
         rows = self._choose(host, absorbed_rows)
-        queries, keys = host.query_lens, host.known_seq_lens
+        absorbed = host.leading(rows)
         leading = replace(
             step,
             cu_seqlens_q=step.cu_seqlens_q[: rows + 1],
             seq_lens=step.seq_lens[:rows],
-            num_tokens=step.num_tokens if rows == step.num_rows else int(queries[:rows].sum()),
+            num_tokens=step.num_tokens if rows == step.num_rows else absorbed.num_tokens,
         )
         attention = None
         if rows > 0:
-            attention = explained(self._core, leading, int(queries[:rows].max(initial=1)))
-        num_keys = int(np.where(queries[rows:] > 0, keys[rows:], 0).sum())
+            attention = explained(self._core, leading, absorbed.max_query_len)
+        num_keys = host.keys_from(rows)
         return LayerExplanation(
             attention,
             absorbed_rows=rows,

@@ -164,7 +164,7 @@ def short(types: Types) -> str:
     return f"{dtype}-{types.cache_format}"
 
 
-def cut(is_fixed: bool) -> str:  # noqa: FBT001
+def cut(is_fixed: bool) -> str:  # noqa: FBT001 - short, for f-strings of names
     """Return how names spell whether splits are of fixed length."""
     return "fixed" if is_fixed else "parts"
 

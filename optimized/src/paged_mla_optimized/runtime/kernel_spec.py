@@ -108,7 +108,7 @@ def number(value: int) -> str:
     return DENSE if value == 1 else "i32:16" if value % 16 == 0 else "i32"
 
 
-def overlap_options(overlaps: bool) -> dict[str, int]:  # noqa: FBT001
+def overlap_options(overlaps: bool) -> dict[str, int]:  # noqa: FBT001 - calls read as the name does
     """Return the options of a kernel; one that `overlaps` starts while the one before it runs.
 
     Such a kernel waits by itself for what it reads.

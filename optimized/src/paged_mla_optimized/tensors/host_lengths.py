@@ -78,6 +78,20 @@ class HostLengths:
         """The longest query of any row, at least 1."""
         return int(self.query_lens.max(initial=1))
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows, without padding."""
+        return int(self.query_lens.sum())
+
+    def leading(self, num_rows: int) -> HostLengths:
+        """Return the lengths of the first rows."""
+        keys = self.max_seq_lens
+        return HostLengths(self.query_lens[:num_rows], None if keys is None else keys[:num_rows])
+
+    def keys_from(self, row: int) -> int:
+        """Return how many keys a row and those after it have, without rows that have no query."""
+        return int(np.where(self.query_lens[row:] > 0, self.known_seq_lens[row:], 0).sum())
+
     def check(self, step: MlaStep) -> None:
         """Raise ``InvalidArgument`` unless the device has these lengths too; synchronises."""
         held = np.diff(step.cu_seqlens_q.cpu().numpy())
