@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail, Tree
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dtypes import bits, numpy_dtype
-from paged_mla_shared.problem import Batch, Mask, Problem
+from paged_mla_shared.problem import Batch, Mask, Problem, cu_seqlens_of
 from paged_mla_shared.strides import strided
 
 INT32_MAX = 2**31 - 1
@@ -95,7 +95,7 @@ def _build_step(
         put_odd_values(k_pe)
     mask = _trees(case.tree, query_lens, rng) if case.mask is Mask.TREE else None
     slots = _slots(case, problem, table, rows, tokens, rng=rng)
-    cu_seqlens_q = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
+    cu_seqlens_q = cu_seqlens_of(query_lens)
     batch = Batch(
         cu_seqlens_q=laid(cu_seqlens_q),
         seq_lens=laid(np.array([row.seq_len for row in rows], np.int32)),

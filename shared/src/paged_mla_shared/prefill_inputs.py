@@ -14,6 +14,7 @@ from paged_mla_shared.dtypes import largest_below
 from paged_mla_shared.inputs import normal
 from paged_mla_shared.poison import HUGE
 from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.problem import cu_seqlens_of
 from paged_mla_shared.strides import strided
 
 SPARE_KEYS = 70  # behind the last row: more than a tile
@@ -52,7 +53,7 @@ def _build(
         "k_pe": latents[:, dims.kv_lora_rank :],
         "v": kv[..., nope:],
     }
-    sums = {"cu_seqlens_q": _prefix_sums(queries), "cu_seqlens_k": _prefix_sums(keys)}
+    sums = {"cu_seqlens_q": cu_seqlens_of(queries), "cu_seqlens_k": cu_seqlens_of(keys)}
     if case.strided_inputs:
         sums = {name: strided(array) for name, array in sums.items()}
     else:
@@ -62,7 +63,3 @@ def _build(
         **parts,
         causal=case.causal,
     )
-
-
-def _prefix_sums(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

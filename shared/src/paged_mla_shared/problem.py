@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.formats import FORMATS
@@ -140,6 +140,11 @@ class Problem:
             block_padding=self.block_padding,
             scale=self.cache_scale,
         )
+
+
+def cu_seqlens_of(lens: ArrayLike) -> NDArray[np.int32]:
+    """Return 0 and the prefix sums of lengths [B], int32 [B + 1]: where each row begins."""
+    return np.append(0, np.cumsum(lens)).astype(np.int32)
 
 
 class Rows(Protocol):

@@ -8,7 +8,7 @@ import numpy as np
 
 from paged_mla_reference.rules.masks import decode_mask, spell_mask
 from paged_mla_shared.backend import Capabilities
-from paged_mla_shared.problem import Batch, Problem, Rope, RopePairing
+from paged_mla_shared.problem import Batch, Problem, Rope, RopePairing, cu_seqlens_of
 
 
 def decoy_problem(problem: Problem, capabilities: Capabilities) -> Problem:
@@ -33,7 +33,7 @@ def decoy_step(problem: Problem, batch: Batch) -> Batch:
         mask = spell_mask(matrices, spelling, seq_lens, most, batch.num_tokens)
     return replace(
         batch,
-        cu_seqlens_q=np.append(0, np.cumsum(batch.query_lens[::-1])).astype(np.int32),
+        cu_seqlens_q=cu_seqlens_of(batch.query_lens[::-1]),
         seq_lens=seq_lens,
         block_table=np.where(known, problem.num_blocks - 1 - table, table),
         mask=mask,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paged_mla_reference.rules.merge import merge_unchecked
 from paged_mla_reference.rules.rounding import round_to
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Output
+from paged_mla_shared.problem import Output, cu_seqlens_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def of_keys(batch: PrefillBatch, chunk: ContextChunk) -> PrefillBatch:
     keys = np.concatenate([np.zeros(0, np.int64), *spans])
     return replace(
         batch,
-        cu_seqlens_k=np.append(0, np.cumsum(chunk.lens)).astype(np.int32),
+        cu_seqlens_k=cu_seqlens_of(chunk.lens),
         k_nope=batch.k_nope[keys],
         k_pe=batch.k_pe[keys],
         v=batch.v[keys],

@@ -22,7 +22,7 @@ from paged_mla_reference.rules.rounding import Rounding, round_to, widen
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Mask, Output, Problem
+from paged_mla_shared.problem import Batch, Mask, Output, Problem, cu_seqlens_of
 
 Parts = Callable[[PrefillBatch, int], list[PrefillBatch]]
 Join = Callable[[Sequence[Output]], Output]
@@ -113,7 +113,7 @@ def materialized_step(
             q_pe = round_to(q_pe, problem.dtype)
     return PrefillBatch(
         cu_seqlens_q=step.cu_seqlens_q,
-        cu_seqlens_k=np.append(0, np.cumsum(step.seq_lens)).astype(np.int32),
+        cu_seqlens_k=cu_seqlens_of(step.seq_lens),
         q_nope=step.q_nope,
         q_pe=q_pe,
         k_nope=k_nope,

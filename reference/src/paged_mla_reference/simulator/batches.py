@@ -14,7 +14,7 @@ from paged_mla_reference.rules.parallel import ContextParallel, rank_batch
 from paged_mla_reference.simulator.model import Histories, ModelStandIn
 from paged_mla_reference.simulator.step import Row, Step
 from paged_mla_shared.dtypes import numpy_dtype
-from paged_mla_shared.problem import Batch, Mask, Problem
+from paged_mla_shared.problem import Batch, Mask, Problem, cu_seqlens_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def lay_out(rows: tuple[Row, ...]) -> Layout:
     for b, row in enumerate(rows):
         table[b, : len(row.blocks)] = row.blocks
     return Layout(
-        cu_seqlens_q=np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32),
+        cu_seqlens_q=cu_seqlens_of(query_lens),
         seq_lens=np.array(seq_lens, np.int32),
         block_table=table,
     )

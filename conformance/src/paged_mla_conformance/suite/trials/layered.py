@@ -26,7 +26,7 @@ from paged_mla_shared.backend import Runner
 from paged_mla_shared.dtypes import dtype_name
 from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.layer import LayerBatch
-from paged_mla_shared.problem import Batch, Mask, Output
+from paged_mla_shared.problem import Batch, Mask, Output, cu_seqlens_of
 
 CHUNK_ENDS = (40, 64, 71)  # positions: inside a block, at its edge, and a few tokens on
 IN_CHUNKS = {"mixed", "padding", "replay"}  # what steps of chunks are, some rows of which are done
@@ -156,7 +156,7 @@ def _chunks(step: Batch) -> Iterator[tuple[NDArray[np.int64], Batch]]:
             tokens,
             replace(
                 step,
-                cu_seqlens_q=np.append(0, np.cumsum(stops - begins)).astype(np.int32),
+                cu_seqlens_q=cu_seqlens_of(stops - begins),
                 seq_lens=stops.astype(np.int32),
                 slot_mapping=None,
                 **{name: getattr(step, name)[tokens] for name in names},

@@ -13,7 +13,7 @@ from paged_mla_conformance.suite.trials.trial import Stage
 from paged_mla_reference.rules.paging import NO_SLOT, blocks_of, context_lens
 from paged_mla_shared.inputs import INT32_MAX, Step
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Problem
+from paged_mla_shared.problem import Batch, Problem, cu_seqlens_of
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def of_rows(step: Step, rows: NDArray[np.int64]) -> Form:
     chosen = replace(
         batch,
         mask=mask,
-        cu_seqlens_q=np.concatenate([[0], np.cumsum(batch.query_lens[rows])]).astype(np.int32),
+        cu_seqlens_q=cu_seqlens_of(batch.query_lens[rows]),
         seq_lens=batch.seq_lens[rows],
         block_table=batch.block_table[rows],
         q_nope=batch.q_nope[tokens],
@@ -160,8 +160,8 @@ def of_prefill_rows(
     keys = _of_spans(batch.cu_seqlens_k, rows)
     chosen = replace(
         batch,
-        cu_seqlens_q=np.concatenate([[0], np.cumsum(batch.query_lens[rows])]).astype(np.int32),
-        cu_seqlens_k=np.concatenate([[0], np.cumsum(batch.seq_lens[rows])]).astype(np.int32),
+        cu_seqlens_q=cu_seqlens_of(batch.query_lens[rows]),
+        cu_seqlens_k=cu_seqlens_of(batch.seq_lens[rows]),
         q_nope=batch.q_nope[tokens],
         q_pe=batch.q_pe[tokens],
         k_nope=batch.k_nope[keys],
