@@ -19,7 +19,7 @@ EXPECTED = pytest.StashKey[dict[str, ExpectedFailure]]()
 TRIAL = pytest.StashKey[Trial | TraceTrial]()
 CHECKS = pytest.StashKey[list[Check]]()
 EVERY = pytest.StashKey[list[str]]()  # ids of all tests, those that are deselected among them
-WARNED = pytest.StashKey[Counter[str]]()  # warnings of the backend that nobody has taken yet
+WARNED = pytest.StashKey[Counter[str]]()  # warnings of the backend that no result holds yet
 
 
 def unanswered(item: pytest.Item) -> Result:

@@ -100,7 +100,7 @@ class GuardedRunner(Runner):
         with self._watched(operation.name, arrays):
             found = getattr(self._inner, operation.name)(first, *others)
         if operation.returns is None:
-            return found  # of which nobody takes notice
+            return found  # callers ignore what a method without a result returns
         self._check(operation.name, arrays, _results(operation, found))
         return found
 

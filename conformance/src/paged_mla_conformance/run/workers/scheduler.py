@@ -40,7 +40,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Collected:
-    """The first answer of a process: which tests there are, and what they are asked of.
+    """The first answer of a process: the tests that it collected, and the backend that they judge.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Layers, partial answers and query scales no rule allows, with the argument at fault.
 
-Bad steps (:mod:`paged_mla_conformance.suite.bad_inputs.steps`) are asked of layers too.
+Layers get the bad steps of :mod:`paged_mla_conformance.suite.bad_inputs.steps` too.
 """
 
 from __future__ import annotations
