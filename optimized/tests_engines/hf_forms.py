@@ -25,13 +25,14 @@ def rows_in(form: str | None, pool) -> Iterator[Counter[str]]:
     counts: Counter[str] = Counter()
     plan = pool.mla.plan
 
-    def counting(*given, query_lens, **named):
-        plan(*given, query_lens=query_lens, **named)
+    def counting(step):
+        planned = plan(step)
         absorbed = pool.mla.absorbed_rows
-        for row, length in enumerate(query_lens):
+        for row, length in enumerate(step.query_lens):
             if length > 0:
                 counts["absorbed" if row < absorbed else "materialized"] += 1
-        counts["largest"] = max(counts["largest"], len(query_lens))
+        counts["largest"] = max(counts["largest"], len(step.query_lens))
+        return planned
 
     with patch.object(pool.mla, "plan", counting):
         if form is None:

@@ -57,15 +57,16 @@ def counting(plan):
     """Count rows of each form, and absorb those of V2."""
 
     @functools.wraps(plan)
-    def counted(self, *args, query_lens, **kwargs):
+    def counted(self, step):
         if self in ABSORBED:
             with patch.object(Forms, "absorbed_rows", lambda forms: len(forms.absorbed)):
-                plan(self, *args, query_lens=query_lens, **kwargs)
+                planned = plan(self, step)
         else:
-            plan(self, *args, query_lens=query_lens, **kwargs)
-        for row, length in enumerate(query_lens):
+            planned = plan(self, step)
+        for row, length in enumerate(step.query_lens):
             if length > 0:
                 ROWS["absorbed" if row < self.absorbed_rows else "materialized"] += 1
+        return planned
 
     return counted
 
