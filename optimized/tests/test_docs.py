@@ -11,6 +11,24 @@ import torch
 from test_hf_config import V3
 
 DOCS = Path(__file__).parents[1] / "docs"
+SOURCE = Path(__file__).parents[1] / "src/paged_mla_optimized"
+OPERATIONS = sorted(path.parent.name for path in SOURCE.glob("operations/*/__init__.py"))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_page_of_an_operation_has_its_files_and_kernels(operation):
+    """Whatever launches something, and every kernel file that it launches."""
+    folder = SOURCE / "operations" / operation
+    linked = re.findall(r"\]\(([^)#]+)\)", (folder / "README.md").read_text())
+    found = {(folder / target).resolve() for target in linked}
+    for file in folder.glob("*.py"):
+        if file.name not in {"__init__.py", "jobs.py"}:
+            assert file in found
+        kernels = re.findall(
+            r"from paged_mla_optimized\.(kernels\.\S+) import \w+_kernel", file.read_text()
+        )
+        for kernel in kernels:
+            assert SOURCE / f"{kernel.replace('.', '/')}.py" in found
 
 
 @pytest.mark.parametrize("page", ["schedule.md", "layer.md"])
