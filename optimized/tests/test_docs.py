@@ -24,9 +24,8 @@ def test_the_page_of_an_operation_has_its_files_and_kernels(operation):
     for file in folder.glob("*.py"):
         if file.name not in {"__init__.py", "jobs.py"}:
             assert file in found
-        kernels = re.findall(
-            r"from paged_mla_optimized\.(kernels\.\S+) import \w+_kernel", file.read_text()
-        )
+        launched = r"from paged_mla_optimized\.(kernels\.\S+) import (?:\w+|\([^)]+)_kernel\b"
+        kernels = re.findall(launched, file.read_text())
         for kernel in kernels:
             assert SOURCE / f"{kernel.replace('.', '/')}.py" in found
 
