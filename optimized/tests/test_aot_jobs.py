@@ -24,7 +24,7 @@ OF_HOPPER = {
 @pytest.fixture(scope="module")
 def launched():
     """What random legal configs launch on each architecture, and what of that is not compiled."""
-    done = run(str(LAUNCHED), "200", *SHARED_MEMORY)
+    done = run(str(LAUNCHED), "1000", *SHARED_MEMORY)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
