@@ -20,7 +20,7 @@ from ci.packages import PACKAGES, ROOT
 
 BACKEND = "paged_mla_optimized.backend:create"
 MODES = {
-    "deterministic": "strict",
+    "batch_invariant": "strict",
     "portable": "strict",
     "graphed": "strict",
     "compiled": "strict",

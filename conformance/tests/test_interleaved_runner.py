@@ -104,7 +104,7 @@ def test_bits_of_later_prefills_are_compared(name: str):
 @pytest.mark.parametrize("name", ["mixed", "drafts", "non-causal"])
 def test_bits_of_layers_of_other_rows_are_compared(name: str):
     """S-20: a rounding that only rows which are alone have."""
-    case = _case("deterministic", name)
+    case = _case("batch_invariant", name)
     check_layer_bits(Trial(mutant("right"), case, SMALL, "float32"))
     with pytest.raises(Mismatch, match=r"\[S-20\].*row 0 alone, absorbed"):
         check_layer_bits(Trial(mutant("layer-tiles-follow-the-batch"), case, SMALL, "float32"))
@@ -122,7 +122,7 @@ def test_layers_in_both_forms_keep_their_bits():
             return (self.inner if batch.absorbed_rows else self.wrong).layer(batch)
 
     trial = Trial(
-        MutantBackend(wrap=Materialized), _case("deterministic", "mixed"), SMALL, "float32"
+        MutantBackend(wrap=Materialized), _case("batch_invariant", "mixed"), SMALL, "float32"
     )
     with pytest.raises(Mismatch, match="row 0 alone, materialized"):
         check_layer_bits(trial)

@@ -42,7 +42,7 @@ def test_the_list_is_long_and_its_rules_exist():
         ("prefill-lse-is-in-base-2", "layer"),
         ("query-scales-are-inverted", "queries"),
         ("answers-share-one-buffer", "replay"),
-        ("splits-follow-the-longest-row", "deterministic"),
+        ("splits-follow-the-longest-row", "batch_invariant"),
         ("hash-ignores-the-last-token", "trace"),
         ("bad-input-is-swallowed", "errors"),
         ("positions-in-front-of-rows-are-written", "bounded"),

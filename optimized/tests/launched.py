@@ -48,7 +48,7 @@ def random_config(pick):
         mask=mask,
         max_draft_tokens=pick.randint(1, 99) if mask.startswith("tree") else 0,
         rope=pick.choice((None, *map(Rope, RopePairing))),
-        deterministic=pick.random() < 0.5,
+        batch_invariant=pick.random() < 0.5,
     )
 
 

@@ -145,11 +145,11 @@ def test_no_other_row_notices_a_key_that_is_no_number():
     assert torch.equal(after[3:], before[3:])
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("seq_len", [1, 17, 257])
-def test_a_part_whose_only_key_is_no_number_is_not_empty(seq_len, deterministic):
+def test_a_part_whose_only_key_is_no_number_is_not_empty(seq_len, batch_invariant):
     """S-5: key 256 is alone in its part, whose answer those of the others do not hide."""
-    lens = {"max_model_len": 512, "deterministic": deterministic}
+    lens = {"max_model_len": 512, "batch_invariant": batch_invariant}
     step = build((seq_len, 1), (40, 1), num_heads=2, **lens)
     block, inside = divmod(seq_len - 1, step.config.block_size)
     step.cache[step.block_table[0, block], inside] = torch.nan

@@ -144,11 +144,11 @@ def test_a_block_just_past_the_cache():
     assert_close((out, lse), dense(step))
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_short_rows_of_a_non_causal_mask(deterministic):
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_short_rows_of_a_non_causal_mask(batch_invariant):
     """S-2: every query sees all keys; those in front of the row's first position have no slot."""
     rows = ((1, 3), (40, 2), (5, 7))
-    step = build(*rows, mask="non_causal", deterministic=deterministic)
+    step = build(*rows, mask="non_causal", batch_invariant=batch_invariant)
     mla = planned(step)
     out, lse = attended(mla, step)
     sees = [torch.ones(query_len, seq_len, dtype=torch.bool) for seq_len, query_len in rows]

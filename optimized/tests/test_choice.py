@@ -20,7 +20,7 @@ README_SIZED = MlaConfig(
     max_query_tokens=1024,
     max_model_len=131072,
 )
-DETERMINISTIC = replace(README_SIZED, deterministic=True)
+BATCH_INVARIANT = replace(README_SIZED, batch_invariant=True)
 TREE = replace(README_SIZED, mask="tree:qlen", max_draft_tokens=5)
 
 
@@ -35,9 +35,9 @@ TREE = replace(README_SIZED, mask="tree:qlen", max_draft_tokens=5)
         (README_SIZED, 8, 8, 900, 900),
         (TREE, 8, 8, None, 5),
         (TREE, 8, 40, 3, 3),
-        (DETERMINISTIC, 8, 8, None, 1024),
-        (DETERMINISTIC, 8, 8, 1, 1),
-        (replace(DETERMINISTIC, max_query_tokens=256), 8, 100, None, 1),
+        (BATCH_INVARIANT, 8, 8, None, 1024),
+        (BATCH_INVARIANT, 8, 8, 1, 1),
+        (replace(BATCH_INVARIANT, max_query_tokens=256), 8, 100, None, 1),
     ],
 )
 def test_query_length_of_tiles_follows_from_the_step(instance, rows, tokens, told, expected):
@@ -83,10 +83,10 @@ STEPS = (
 )
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["free", "fixed"])
-def test_one_instance_serves_every_step(deterministic):
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["free", "fixed"])
+def test_one_instance_serves_every_step(batch_invariant):
     """S-17, S-20: steps of every kind follow each other in the buffers of one instance."""
-    mla = PagedMla(config(num_heads=12, deterministic=deterministic), "cpu")
+    mla = PagedMla(config(num_heads=12, batch_invariant=batch_invariant), "cpu")
     chosen = set()
     for rows, told in (*STEPS, *STEPS[::-1]):
         step = build(*rows, num_heads=12)
@@ -95,7 +95,8 @@ def test_one_instance_serves_every_step(deterministic):
         assert_close(found, dense(step))
         chosen.add(mla._core.plan.host.choice)
         fresh = step.attend(
-            PagedMla(config(num_heads=12, deterministic=deterministic), "cpu"), max_query_len=told
+            PagedMla(config(num_heads=12, batch_invariant=batch_invariant), "cpu"),
+            max_query_len=told,
         )
         for mine, theirs in zip(found, fresh, strict=True):
             assert torch.equal(mine, theirs)

@@ -31,7 +31,7 @@ BAD = [
     ("table_fill", {"table_fill": -1.0}),
     ("table_fill", {"table_fill": 2**31}),
     ("table_fill", {"table_fill": -(2**40)}),
-    ("deterministic", {"deterministic": "no"}),
+    ("batch_invariant", {"batch_invariant": "no"}),
     ("lse_base", {"lse_base": 2}),
     ("lse_base", {"lse_base": ["e"]}),
     ("reserved_slot", {"reserved_slot": 2**63}),

@@ -42,7 +42,7 @@ def test_fixed_splits_come_in_few_kinds():
     """S-20: rows of fixed splits are cut for capacities, in powers of two."""
     variant = serving_variant(demand_of(SMALL, "sm90"), 1)
     kinds = {
-        attend_spec(replace(SMALL, deterministic=True, max_rows=n), variant, "sm90").constants[
+        attend_spec(replace(SMALL, batch_invariant=True, max_rows=n), variant, "sm90").constants[
             "FIXED_SPLITS"
         ]
         for n in range(1, 1025)

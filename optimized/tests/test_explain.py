@@ -32,15 +32,15 @@ def test_explanation_follows_the_schedule():
 
 def test_explanation_of_fixed_splits():
     """What is cut depends on the rows alone."""
-    explanation = explained(deterministic=True)[1]
+    explanation = explained(batch_invariant=True)[1]
     assert explanation.cut_groups == 3
-    assert "deterministic" in str(explanation)
+    assert "batch-invariant" in str(explanation)
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["parts", "splits"])
-def test_parts_that_only_begin_groups_are_idle(deterministic):
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["parts", "splits"])
+def test_parts_that_only_begin_groups_are_idle(batch_invariant):
     """Their programs find no key tile in their shares."""
-    step = build((90, 3), (0, 2), (5, 1), (33, 1), deterministic=deterministic)
+    step = build((90, 3), (0, 2), (5, 1), (33, 1), batch_invariant=batch_invariant)
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, programs_per_sm=24, overhead=5))
     step.attend(mla)
     idle = sum(begin >= end for begin, end, *_ in mla._core.plan.shares.tolist())

@@ -13,7 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "tests_gpu" / "fuzz"))  # started processes get it
 
 from asking import ask
-from combinations import DETERMINISTIC, GRAPHED, PREFILL, combinations
+from combinations import BATCH_INVARIANT, GRAPHED, PREFILL, combinations
 from crew import Crew, Job
 from drawing import draw
 from search import RIGHT, TOO_FEW, WRONG, run
@@ -67,11 +67,11 @@ def test_every_family_format_and_mode_is_wanted():
     assert {c.family for c in found} >= {*FAMILIES, PREFILL}
     assert {c.cache_format for c in found if c.family == PORTABLE} == {*FORMATS}
     assert {c.mode for c in found if c.family == TILE_FP8} == {
-        "fast", "fast-deterministic", "fast-graphed",
+        "fast", "fast-batch_invariant", "fast-graphed",
     }  # fmt: skip
     running = {(c.family, c.cache_format, c.running) for c in found}
     assert all(
-        {(family, stored, DETERMINISTIC), (family, stored, GRAPHED)} <= running
+        {(family, stored, BATCH_INVARIANT), (family, stored, GRAPHED)} <= running
         for family, stored, _ in running
         if family in FAMILIES
     )

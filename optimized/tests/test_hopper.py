@@ -384,7 +384,7 @@ def test_queries_are_quantized_first(monkeypatch, offset):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("options", "is_rounded"),
-    [({}, True), ({"deterministic": True}, False), ({"products": "exact"}, False)],
+    [({}, True), ({"batch_invariant": True}, False), ({"products": "exact"}, False)],
     ids=["fast", "fixed-splits", "exact"],
 )
 def test_partials_of_fast_products_have_the_type_of_answers(dtype, options, is_rounded):

@@ -23,11 +23,11 @@ def attend(mla, view, cache):
     return out.clone(), lse.clone()
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["parts", "fixed"])
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["parts", "fixed"])
 @pytest.mark.parametrize("bucket", [Bucket(4, 2), Bucket(9, 5), Bucket(64, 8)], ids=str)
-def test_any_bucket_has_the_bits_of_the_step_alone(bucket, deterministic):
+def test_any_bucket_has_the_bits_of_the_step_alone(bucket, batch_invariant):
     """S-17: rows and tokens of padding, over whatever an earlier step left there."""
-    step = build((200, 3), (33, 1), deterministic=deterministic)
+    step = build((200, 3), (33, 1), batch_invariant=batch_invariant)
     mla = PagedMla(step.config, "cpu")
     expected = step.attend(mla)
     inputs = StepInputs(step.config, "cpu", QUERIES)

@@ -435,8 +435,8 @@ def test_bad_weights_and_configs(argument, call):
 
 def test_no_fixed_bits():
     """S-20: refused, since products with weights depend on the batch."""
-    with pytest.raises(Unsupported, match="deterministic"):
-        layer_config(config(deterministic=True))
+    with pytest.raises(Unsupported, match="batch_invariant"):
+        layer_config(config(batch_invariant=True))
 
 
 @pytest.mark.parametrize(

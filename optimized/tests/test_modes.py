@@ -19,7 +19,7 @@ from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.problem import Output
 
 HERE = (
-    "deterministic",
+    "batch_invariant",
     "portable",
     "compiled",
     "request_map",
@@ -28,7 +28,7 @@ HERE = (
     "fast",
     "unchecked",
 )
-FIXED = {"deterministic", "portable"}
+FIXED = {"batch_invariant", "portable"}
 EVERY_BLOCK = np.arange(6)
 
 
@@ -65,7 +65,7 @@ def test_modes_declare_what_they_do():
     for name in HERE:
         mode = getattr(modes, name)()
         assert mode.name == f"{plain.name} {name}"
-        extra = {"deterministic"} if name in FIXED else set()
+        extra = {"batch_invariant"} if name in FIXED else set()
         own = {"base_2": {"layer", "prefill", "merge"}, **{fixed: {"layer"} for fixed in FIXED}}
         own["unchecked"] = set()
         lacking = own.get(name, {"layer", "prefill"})
@@ -104,7 +104,7 @@ def test_portable_steps_have_no_other_kernel(monkeypatch, cache_format, num_head
     for mode, is_portable in (
         (modes.portable, True),
         (create, False),
-        (modes.deterministic, False),
+        (modes.batch_invariant, False),
     ):
         runner = mode().prepare(asked)
         assert {v.family == PORTABLE for v in runner._mla._core.variants} == {is_portable}
@@ -113,10 +113,10 @@ def test_portable_steps_have_no_other_kernel(monkeypatch, cache_format, num_head
 
 @pytest.mark.parametrize("most_tokens", [4, 64], ids=["decode", "longer"])
 def test_portable_steps_have_the_tiles_that_the_portable_family_chooses(most_tokens):
-    """S-20: the one variant is what deterministic steps choose where no other family is."""
+    """S-20: the one variant is what batch-invariant steps choose where no other family is."""
     asked = problem(max_rows=4, max_query_tokens=most_tokens)
     portable_core, plain = (
-        backend.prepare(asked)._mla._core for backend in (modes.portable(), modes.deterministic())
+        backend.prepare(asked)._mla._core for backend in (modes.portable(), modes.batch_invariant())
     )
     host = plain.chosen(HostPlan(num_rows=4, num_tokens=most_tokens))
     assert portable_core.variants == [plain.variants[host.choice]]

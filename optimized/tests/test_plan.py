@@ -102,10 +102,10 @@ def test_many_rows():
     assert mla.slot_mapping.tolist() == [16 * b + p for b, p in zip(rows, expected, strict=True)]
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["free-splits", "fixed-splits"])
-def test_what_memory_held_before_a_plan_means_nothing(deterministic):
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["free-splits", "fixed-splits"])
+def test_what_memory_held_before_a_plan_means_nothing(batch_invariant):
     """S-9: engines that sleep give pages back, and wake to others with anything in them."""
-    step = build((70, 3), (20, 1), (0, 0), padded_tokens=1, deterministic=deterministic)
+    step = build((70, 3), (20, 1), (0, 0), padded_tokens=1, batch_invariant=batch_invariant)
     mla = PagedMla(step.config, "cpu")
     fresh = step.attend(mla)
     mla._core.plan.state.fill_(3)
@@ -133,7 +133,7 @@ def kept(rows, num_tokens):
         yield max(seq_len - (query_len - count), 0), count
 
 
-@pytest.mark.parametrize("changes", [{}, {"deterministic": True}, {"mask": "non_causal"}])
+@pytest.mark.parametrize("changes", [{}, {"batch_invariant": True}, {"mask": "non_causal"}])
 @pytest.mark.parametrize(("rows", "num_tokens"), CUT.values(), ids=CUT.keys())
 def test_tokens_past_the_step_are_cut_off(rows, num_tokens, changes):
     """S-17: rows longer than T are as if those tokens had not come; nothing past T is written."""

@@ -164,7 +164,7 @@ def test_lengths_of_the_host_choose_the_kernel():
     assert mla._core.host_plan(longer, 3).query_len == 3
     mla.plan(known)
     assert mla._core.plan.host.query_len == 1
-    fixed = PagedMla(replace(step.config, deterministic=True), "cpu")
+    fixed = PagedMla(replace(step.config, batch_invariant=True), "cpu")
     fixed.plan(known)
     assert fixed._core.plan.host.query_len == step.config.max_query_tokens
 

@@ -32,7 +32,7 @@ TREES = ("tree:qlen", "tree:full", "tree:packed")
 CONFIGS = {
     "h16": {"num_heads": 16},
     "h128": {"num_heads": 128},
-    "h32-fixed": {"num_heads": 32, "deterministic": True},
+    "h32-fixed": {"num_heads": 32, "batch_invariant": True},
     "h20-float32": {"num_heads": 20, "dtype": torch.float32, "cache_format": "fp32"},
     "h16-rope": {"num_heads": 16, "rope": Rope(RopePairing.INTERLEAVED)},
     "h128-rope-base-2": {"num_heads": 128, "rope": Rope(RopePairing.NEOX), "lse_base": "2"},

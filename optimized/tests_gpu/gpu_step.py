@@ -28,7 +28,7 @@ TREE = {"max_draft_tokens": 8}
 CONFIGS = {
     "causal": CONFIG,
     "non_causal": replace(CONFIG, mask="non_causal"),
-    "deterministic": replace(CONFIG, deterministic=True),
+    "batch_invariant": replace(CONFIG, batch_invariant=True),
     "rope": replace(CONFIG, rope=Rope(RopePairing.INTERLEAVED)),
     "tree:qlen": replace(CONFIG, mask="tree:qlen", **TREE),
     "tree:full": replace(CONFIG, mask="tree:full", **TREE),

@@ -17,11 +17,11 @@ FP8 = {"cache_format": "fp8_e4m3"}
 CONFIGS = {
     "few": CONFIG,
     "few-no-box": replace(CONFIG, block_size=20),
-    "few-deterministic": replace(CONFIG, num_heads=3, deterministic=True, block_size=12),
+    "few-batch-invariant": replace(CONFIG, num_heads=3, batch_invariant=True, block_size=12),
     "few-rope": replace(CONFIG, rope=Rope(RopePairing.NEOX)),
     "tile": replace(CONFIG, num_heads=128),
     "tile-no-box": replace(CONFIG, num_heads=128, block_size=2),
-    "tile-deterministic": replace(CONFIG, num_heads=64, deterministic=True),
+    "tile-batch-invariant": replace(CONFIG, num_heads=64, batch_invariant=True),
     "few-fp8": replace(CONFIG, **FP8),
     "few-656": replace(CONFIG, cache_format="fp8_ds_mla"),
     "few-token-scales": replace(CONFIG, cache_format="fp8_block_token", block_size=4),

@@ -28,9 +28,9 @@ STEPS = {
     "even-rows": (replace(DECODE, num_heads=128), [(1023, 1)] * 16),
     "one-row": (DECODE, [(4095, 1)]),
     "many-partials": (replace(DECODE, num_heads=128), [(4095, 1)]),
-    "deterministic-one-split": (
+    "batch-invariant-one-split": (
         replace(
-            DECODE, num_heads=128, deterministic=True, max_rows=4096, max_query_tokens=4096
+            DECODE, num_heads=128, batch_invariant=True, max_rows=4096, max_query_tokens=4096
         ),  # so many rows that partials of more splits would take too much room
         RAGGED,
     ),
@@ -49,12 +49,12 @@ STEPS = {
     "e4m3-128-heads": (EXACT, MIXED),
     "e4m3-128-heads-float16": (replace(EXACT, dtype=torch.float16), MIXED),
     "e4m3-128-heads-non-causal": (replace(EXACT, mask="non_causal"), MIXED),
-    "e4m3-128-heads-deterministic": (replace(EXACT, deterministic=True), MIXED),
+    "e4m3-128-heads-batch-invariant": (replace(EXACT, batch_invariant=True), MIXED),
     "e4m3-128-heads-rope": (replace(EXACT, rope=Rope(RopePairing.INTERLEAVED)), MIXED),
     "e4m3-128-heads-even-rows": (EXACT, [(1023, 1)] * 16),
     "e4m3-128-heads-blocks-of-16": (replace(EXACT, block_size=16), MIXED),
     "e4m3-128-heads-blocks-of-1": (
-        replace(EXACT, block_size=1, deterministic=True),
+        replace(EXACT, block_size=1, batch_invariant=True),
         [(300, 2), (33, 1), (200, 3)],
     ),
     "e4m3-128-heads-tree": (
@@ -68,8 +68,8 @@ STEPS = {
         [(700, 2), (33, 1), (1600, 3)],
     ),
     "e4m3-many-partials": (replace(E4M3, num_heads=64), [(4095, 1)]),
-    "e4m3-deterministic": (replace(E4M3, deterministic=True), PAIRED),
-    "e4m3-deterministic-64-pairs": (replace(E4M3, num_heads=32, deterministic=True), PAIRED),
+    "e4m3-batch-invariant": (replace(E4M3, batch_invariant=True), PAIRED),
+    "e4m3-batch-invariant-64-pairs": (replace(E4M3, num_heads=32, batch_invariant=True), PAIRED),
     "e4m3-non-causal": (replace(E4M3, mask="non_causal"), PAIRED),
     "e4m3-tree": (
         replace(E4M3, num_heads=8, mask="tree:qlen", max_draft_tokens=8),
@@ -80,12 +80,12 @@ STEPS = {
     "scaled-shares": (ROWS, RAGGED),
     "scaled-shares-float16": (replace(ROWS, dtype=torch.float16), RAGGED),
     "scaled-shares-32-pairs": (ROWS, PAIRED),
-    "scaled-shares-32-pairs-deterministic": (replace(ROWS, deterministic=True), PAIRED),
+    "scaled-shares-32-pairs-batch-invariant": (replace(ROWS, batch_invariant=True), PAIRED),
     "scaled-shares-64-pairs": (replace(ROWS, num_heads=32), PAIRED),
     "scaled-shares-128-heads": (replace(ROWS, num_heads=128), MIXED),
     "scaled-shares-128-heads-float16": (replace(ROWS, num_heads=128, dtype=torch.float16), MIXED),
-    "scaled-shares-128-heads-deterministic": (
-        replace(ROWS, num_heads=128, deterministic=True),
+    "scaled-shares-128-heads-batch-invariant": (
+        replace(ROWS, num_heads=128, batch_invariant=True),
         MIXED,
     ),
     "scaled-shares-128-heads-rope": (
@@ -180,7 +180,7 @@ def test_kernels_rotate_as_the_launch_does(is_fixed, pairing, dtype, cache_forma
         num_heads=num_heads,
         dtype=dtype,
         cache_format=cache_format,
-        deterministic=is_fixed,
+        batch_invariant=is_fixed,
     )
     mla, plain = PagedMla(replace(given, rope=Rope(pairing))), PagedMla(given)
     model = Model(mla)

@@ -28,7 +28,7 @@ STEPS = {
     "four-lanes": (FAST, [(1022, 2)] * 14),
     "mixed": (FAST, MIXED),
     "non-causal": (replace(FAST, mask="non_causal"), MIXED),
-    "deterministic": (replace(FAST, deterministic=True), MIXED),
+    "batch_invariant": (replace(FAST, batch_invariant=True), MIXED),
     "tree": (replace(FAST, num_heads=16, **TREE), [(100, 8), (333, 5), (0, 0), (64, 8), (0, 3)]),
     "blocks-of-16": (replace(DECODE, block_size=16), [(700, 1), (33, 1), (1600, 1)]),
     "blocks-of-1": (replace(DECODE, block_size=1), [(300, 1), (33, 1), (200, 1)]),

@@ -70,7 +70,7 @@ def _setups_of_interpreter() -> dict[str, Setup]:
         "tree:qlen": of(mask="tree:qlen", max_draft_tokens=5),
         "tree:full": of(mask="tree:full", max_draft_tokens=5, rope=Rope(RopePairing.NEOX)),
         "tree:packed": of(mask="tree:packed", max_draft_tokens=9),
-        "deterministic": of(deterministic=True),
+        "batch_invariant": of(batch_invariant=True),
         "rope": of(rope=Rope(RopePairing.INTERLEAVED)),
         "map": of(table_multiple=4, table_fill=0),
         "map_tree": of(table_multiple=1, mask="tree:qlen", max_draft_tokens=5),
@@ -113,8 +113,8 @@ def _setups_of_gpu() -> dict[str, Setup]:
         "boxes_of_16": of(num_heads=128, block_size=16),
         "portable": of(num_heads=3, kv_lora_rank=128, qk_rope_head_dim=32, reserved_slot=4),
         "portable_fp8": of(kv_lora_rank=128, cache_format="fp8_e4m3", rope=Rope(RopePairing.NEOX)),
-        "deterministic": of(deterministic=True, lse_base="2"),
-        "deterministic_tile": of(num_heads=128, deterministic=True, mask="non_causal"),
+        "batch_invariant": of(batch_invariant=True, lse_base="2"),
+        "batch_invariant_tile": of(num_heads=128, batch_invariant=True, mask="non_causal"),
     }
 
 

@@ -450,10 +450,10 @@ def test_codes_with_a_scale_go_over_latents():
     assert handle(scaled, None) is AttnForwardMethod.MLA
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_bits_beside_other_rows(settings, monkeypatch, deterministic):
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_bits_beside_other_rows(settings, monkeypatch, batch_invariant):
     """S-20: with deterministic inference all prompts go over latents, and keep their bits."""
-    settings.deterministic.enable_deterministic_inference = deterministic
+    settings.deterministic.enable_deterministic_inference = batch_invariant
     settings.disable_radix_cache, settings.chunked_prefill_size = True, -1
     monkeypatch.setattr(attention_backend_handler, "get_exec", lambda: settings)
     step = build((200, 1), num_heads=16)
@@ -465,8 +465,8 @@ def test_bits_beside_other_rows(settings, monkeypatch, deterministic):
         batch = batch_of(one, held, ForwardMode.EXTEND, extend_seq_lens=one.cu_seqlens_q.diff())
         backend.init_forward_metadata(batch)
         found.append(forwarded(backend, runner, one, held, batch)[:1])
-    assert torch.equal(*found) == deterministic
-    if deterministic:
+    assert torch.equal(*found) == batch_invariant
+    if batch_invariant:
         handle = AttentionBackendRegistry.get_handler(NAME)
         layer = SimpleNamespace(attn_mqa=SimpleNamespace(k_scale_float=None))
         assert handle(layer, batch) is AttnForwardMethod.MLA
@@ -482,7 +482,7 @@ def test_cuts_of_prompts_that_others_decide_are_refused(settings):
     with pytest.raises(Unsupported, match="chunked_prefill_size 32: -1"):
         PagedMlaBackend(runner)
     settings.chunked_prefill_size = None
-    assert PagedMlaBackend(runner).rows.config.deterministic
+    assert PagedMlaBackend(runner).rows.config.batch_invariant
 
 
 def test_an_idle_rank_plans_nothing():

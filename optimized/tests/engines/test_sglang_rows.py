@@ -66,11 +66,11 @@ def test_prompts_beside_decode_rows_and_padding():
     assert torch.equal(held.pool[0], torch.zeros_like(held.pool[0]))
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
 @pytest.mark.parametrize("mates", [(1, 1), (40, 9)], ids=["decode", "prompts"])
-def test_bits_beside_other_rows(mates, deterministic):
+def test_bits_beside_other_rows(mates, batch_invariant):
     """S-20: the same in every step of a kind, or only close: a prompt's rest of one token too."""
-    step = build((230, 1), num_heads=16, deterministic=deterministic)
+    step = build((230, 1), num_heads=16, batch_invariant=batch_invariant)
     together = join(step, build((250, mates[0]), (40, mates[1]), num_heads=16, seed=1))
     found = []
     for one in (step, together):
@@ -83,7 +83,7 @@ def test_bits_beside_other_rows(mates, deterministic):
             rows.plan_extend(held.request_ids, one.seq_lens, lens, len(one.q_nope))
         found.append(attended(rows, one, held)[:1])
         assert_outputs(found[-1], step)
-    assert torch.equal(*found) == deterministic
+    assert torch.equal(*found) == batch_invariant
 
 
 def test_trees_and_chains_of_drafts():

@@ -115,13 +115,13 @@ def test_lengths_of_microbatches_keep_their_place():
     assert_close(got, dense(replayed))
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "invariant"])
-def test_bits_beside_other_rows(deterministic):
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
+def test_bits_beside_other_rows(batch_invariant):
     """S-20: the same in every step, of whatever query lengths, or only close.
 
     Beside a row with drafts, and in a graph that pads, another kernel would be chosen.
     """
-    step = build((200, 1), num_heads=8, deterministic=deterministic)
+    step = build((200, 1), num_heads=8, batch_invariant=batch_invariant)
     mates = build((230, 3), (40, 3), num_heads=8, padded_tokens=2, seed=1)
     decode = Decode(step.config, "cpu", (1, 2, 3))
     alone = attend(step, decode, as_queries(step), step.cache)
@@ -129,7 +129,7 @@ def test_bits_beside_other_rows(deterministic):
     among = attend(together, decode, as_queries(together), together.cache)
     assert_close([part[:1] for part in among], alone)
     same = [torch.equal(one, other[:1]) for one, other in zip(alone, among, strict=True)]
-    assert all(same) == deterministic
+    assert all(same) == batch_invariant
 
 
 def test_a_step_between_two_layers_of_another_is_refused():

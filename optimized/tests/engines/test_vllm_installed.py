@@ -428,7 +428,7 @@ def test_bits_beside_other_rows(make, monkeypatch, says):
     drafts = SimpleNamespace(num_speculative_tokens=2, parallel_drafting=False, method="ngram")
     layer = engine_layer(alone)
     builder = make(alone, engine_config(alone, speculative_config=drafts), layer)
-    assert builder.decode.mla.config.deterministic == (says == "1")
+    assert builder.decode.mla.config.batch_invariant == (says == "1")
     found = [
         attended(step, builder.build(0, common(step, query_len)), layer)[0][0]
         for step, query_len in ((alone, 1), (among, 3))

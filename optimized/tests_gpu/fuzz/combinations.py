@@ -15,7 +15,7 @@ PREFILL = "prefill"  # kernels/hopper/prefill.py
 PORTABLE_PREFILL = "portable_prefill"  # kernels/portable/prefill.py
 
 EAGER = "eager"
-DETERMINISTIC = "deterministic"
+BATCH_INVARIANT = "batch_invariant"
 GRAPHED = "graphed"
 FAST = "fast"
 
@@ -39,7 +39,7 @@ class Combination:
         cache; the plain format of their dtype stands for the dtype.
     cache_format : str
     mode : str
-        "eager", "deterministic" or "graphed"; behind "fast" where products are fast, and "fast"
+        "eager", "batch_invariant" or "graphed"; behind "fast" where products are fast, and "fast"
         alone for eager steps of fast products.
     """
 
@@ -110,7 +110,7 @@ def combinations(arch: str) -> list[Combination]:
     Products change which family serves, and nothing in a family that is exact: those that serve
     beside fast products too are asked so in eager steps alone.
     """
-    runnings = [EAGER, DETERMINISTIC] + ([GRAPHED] if arch != INTERPRETER else [])
+    runnings = [EAGER, BATCH_INVARIANT] + ([GRAPHED] if arch != INTERPRETER else [])
     found: list[Combination] = []
     for name, stored in FORMATS.items():
         exact = families_of(arch, name, "exact")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from combinations import DETERMINISTIC, DIMS, EAGER, GRAPHED, PREFILL, Combination, dtypes_of
+from combinations import BATCH_INVARIANT, DIMS, EAGER, GRAPHED, PREFILL, Combination, dtypes_of
 
 from paged_mla_optimized.backend import _config
 from paged_mla_optimized.config.architectures import INTERPRETER
@@ -196,11 +196,11 @@ def _draw(
         )
         for _ in range(steps)
     ]
-    runner = running if running != DETERMINISTIC else EAGER
+    runner = running if running != BATCH_INVARIANT else EAGER
     if running != GRAPHED:
         others = ["mapped"] + ([PORTABLE] if family == PORTABLE else [])
         runner = rng.choice([EAGER, EAGER, *others])
-    settings: dict[str, Any] = {"deterministic": True} if running == DETERMINISTIC else {}
+    settings: dict[str, Any] = {"batch_invariant": True} if running == BATCH_INVARIANT else {}
     settings |= {"products": combination.products}
     settings |= {"table_multiple": rng.choice((1, 8))} if runner == "mapped" else {}
     case, is_addressable = _laid_out(

@@ -32,7 +32,7 @@ CAPABILITIES = Capabilities(
             "large_offsets",
             "explicit_slots",
             "validation",
-            "deterministic",
+            "batch_invariant",
             "bounded",
         }
     ),

@@ -40,7 +40,7 @@ class Capabilities:
         ``seq_len`` 0 and tokens past ``cu_seqlens_q[-1]``; "replay": a second step on one
         runner; "strided_cache", "strided_inputs": non-contiguous arrays; "large_offsets":
         caches past 2^31 elements; "explicit_slots": ``Batch.slot_mapping``;
-        "validation": bad input raises before anything is written; "deterministic": a row has
+        "validation": bad input raises before anything is written; "batch_invariant": a row has
         the same bits whatever its batch mates (S-20); "bounded": whatever values a step holds, no
         byte is read or written but those of its rows (:class:`BoundedBackend`).
     prefill_dims : frozenset of (N, P, V)

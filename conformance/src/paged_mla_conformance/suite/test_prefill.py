@@ -19,9 +19,9 @@ pytestmark = pytest.mark.mla(group="prefill", ops=("prefill",))
 
 
 def test_prefill(trial: Trial) -> None:
-    """S-21; where the backend says that it is deterministic, rows keep their bits (S-20)."""
+    """S-21; where the backend declares that it is batch-invariant, rows keep their bits (S-20)."""
     answers = trial.check_prefill()
-    if "deterministic" not in trial.backend.capabilities.features:
+    if "batch_invariant" not in trial.backend.capabilities.features:
         return
     for batch, whole in answers:
         for name, rows in arrangements(batch).items():

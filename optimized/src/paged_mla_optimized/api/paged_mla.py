@@ -158,7 +158,7 @@ class PagedMla(Planner):
         """Return the longest query, as far as the host knows it and kernels may follow it."""
         check_kind("step", step, MlaStep)
         host = HostLengths.of(self.config, step)
-        if host is None or self.config.deterministic:
+        if host is None or self.config.batch_invariant:
             return step.max_query_len
         return host.max_query_len
 

@@ -89,8 +89,8 @@ class TritonBackend:
         on_gpu = self.mode == "gpu"
         dtypes = {"float32", "float16"} | ({"bfloat16"} if on_gpu else set())
         features = _FEATURES | ({"large_offsets"} if on_gpu else set())
-        if self.settings.get("deterministic"):
-            features |= {"deterministic"}
+        if self.settings.get("batch_invariant"):
+            features |= {"batch_invariant"}
         if not self.checks_values:
             features -= {"validation"}
         return Capabilities(

@@ -21,14 +21,14 @@ _OWN_PLANS = _LAYER | {"prefill"}
 """Ops that know no mode of a step. The bits of a prefill's row depend on no other in any case."""
 
 
-def deterministic() -> TritonBackend:
+def batch_invariant() -> TritonBackend:
     """Return the backend that gives a row the same bits whatever its batch mates (S-20)."""
-    return _mode("deterministic", left_out=_LAYER, settings={"deterministic": True})
+    return _mode("batch_invariant", left_out=_LAYER, settings={"batch_invariant": True})
 
 
 def portable() -> TritonBackend:
     """Return the backend on the kernels that serve any GPU, in its own tiles, with fixed splits."""
-    settings = {"deterministic": True}
+    settings = {"batch_invariant": True}
     return _mode("portable", runner=PortableRunner, left_out=_LAYER, settings=settings)
 
 

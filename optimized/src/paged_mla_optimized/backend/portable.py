@@ -14,7 +14,7 @@ from paged_mla_optimized.runtime.device import device_facts
 
 
 class PortableRunner(EagerRunner):
-    """Gives every step the variant that deterministic steps get where no other family fits."""
+    """Gives every step the variant that batch-invariant steps get where no other family fits."""
 
     def _instance(self, config: MlaConfig, device: str) -> PagedMla:
         demand = demand_of(config, device_facts(torch.device(device)).arch)

@@ -97,7 +97,7 @@ class MlaConfig:
     rope : Rope or None
         When set, ``q_pe`` and ``k_pe`` arrive unrotated and are rotated in the kernels (S-12). Its
         parameters have the ranges of :func:`~paged_mla_shared.rope.legal_rope`.
-    deterministic : bool
+    batch_invariant : bool
         Work is cut by each row's own lengths, so that its bits do not depend on the rows beside
         it (S-20). Costs balance between long and short rows.
     lse_base : str
@@ -133,7 +133,7 @@ class MlaConfig:
     mask: str = "causal"
     max_draft_tokens: int = 0
     rope: Rope | None = None
-    deterministic: bool = False
+    batch_invariant: bool = False
     lse_base: str = "e"
     reserved_slot: int | None = None
     table_multiple: int = 0
@@ -151,7 +151,7 @@ class MlaConfig:
         take_scale(self, "softmax_scale")
         check_word("products", self.products, PRODUCTS)
         check_word("lse_base", self.lse_base, ("e", "2"))
-        take_flag(self, "deterministic")
+        take_flag(self, "batch_invariant")
         if self.reserved_slot is not None and not 0 <= self.reserved_slot < 2**63:
             raise InvalidArgument("reserved_slot", self.reserved_slot, "an int64 >= 0, or None")
         check_between(0, MAX_TABLE_MULTIPLE, table_multiple=self.table_multiple)

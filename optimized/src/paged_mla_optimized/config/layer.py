@@ -38,8 +38,8 @@ class LayerConfig:
     InvalidArgument
         A value no implementation could accept.
     Unsupported
-        Head sizes these kernels do not know; or ``deterministic``, since the bits of products with
-        weights depend on how many tokens they are made for.
+        Head sizes that these kernels do not know; or ``batch_invariant``, since the bits of
+        products with weights depend on how many tokens they are made for.
     """
 
     attention: MlaConfig
@@ -55,8 +55,10 @@ class LayerConfig:
         take_integers(self, "qk_nope_head_dim", "v_head_dim")
         if self.workspace_tokens is not None:
             take_integers(self, "workspace_tokens")
-        if attention.deterministic:
-            raise Unsupported("deterministic: bits of a product depend on the batch")
+        if attention.batch_invariant:
+            raise Unsupported(
+                "batch_invariant: the bits of products with weights depend on the batch"
+            )
         prefill = PrefillConfig(
             num_heads=attention.num_heads,
             softmax_scale=attention.softmax_scale,

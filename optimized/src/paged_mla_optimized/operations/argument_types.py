@@ -25,5 +25,5 @@ def partial_dtype(config: MlaConfig, variant: AttendVariant) -> torch.dtype:
     Such products round far more than that, and all programs leave their partials at once, as fast
     as memory takes them. With fixed splits the same buffer holds sums that others go on with.
     """
-    is_rounded = variant.family == TILE_FP8 and not config.deterministic
+    is_rounded = variant.family == TILE_FP8 and not config.batch_invariant
     return config.dtype if is_rounded else torch.float32

@@ -35,7 +35,7 @@ def step_query_len(
     but slower than in tiles made for it. Other steps get the longest query that the capacities
     allow, whatever their own lengths, so that padding changes no bit of a step (S-17).
 
-    With ``deterministic`` every step that is told nothing gets what a step of full capacities
+    With ``batch_invariant`` every step that is told nothing gets what a step of full capacities
     would: bits differ from kernel to kernel, and a row's may not depend on the rows beside it
     (S-20).
     """
@@ -44,7 +44,7 @@ def step_query_len(
         if max_query_len < 1:
             raise InvalidArgument("max_query_len", max_query_len, ">= 1, or None")
         return max_query_len
-    if config.deterministic:
+    if config.batch_invariant:
         num_rows, num_tokens = config.max_rows, config.max_query_tokens
     is_decode = num_tokens <= num_rows and not config.is_tree
     return 1 if is_decode else most_query_len(config)

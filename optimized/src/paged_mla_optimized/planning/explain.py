@@ -144,7 +144,7 @@ def explain(
     lanes = _choose_lanes(rows, variant)
     shapes = [(-(-pairs // (variant.tile_m * lanes)), tiles) for pairs, tiles in rows]
     parts = programs // lanes
-    if config.deterministic:
+    if config.batch_invariant:
         splits = [_fixed_splits(config, variant, pairs, tiles) for pairs, tiles in rows]
         begun = sum(n * count for (n, _), count in zip(shapes, splits, strict=True))
         part_units, overhead, is_even = _choose_length(shapes, begun, parts, variant)
@@ -163,7 +163,7 @@ def explain(
         lengths = [length for _, _, length in pieces]
         busy = _busy_parts(shapes, lengths, part_units, overhead, padding)
         cut_groups = sum(n for (n, _), count in zip(shapes, splits, strict=True) if count > 1)
-        cut = f"rows by their own lengths, up to {max(splits, default=0)} pieces (deterministic)"
+        cut = f"rows by their own lengths, up to {max(splits, default=0)} pieces (batch-invariant)"
     else:
         begun = sum(groups for groups, _ in shapes)
         part_units, overhead, _ = _choose_length(shapes, begun, parts, variant)

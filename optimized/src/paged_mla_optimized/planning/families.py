@@ -16,7 +16,7 @@ from paged_mla_shared.formats import FORMATS
 MAX_FIXED_SPLITS = 128
 """Of a row, all its query tiles together: about as many as a device has multiprocessors."""
 FIXED_SPLIT_BYTES = 256 << 20
-"""What the partials of deterministic splits may take; fewer splits where they would take more."""
+"""What the partials of batch-invariant splits may take; fewer splits where they would take more."""
 
 PORTABLE = "portable"
 FEW = "few"  # kernels/hopper/decode_few.py

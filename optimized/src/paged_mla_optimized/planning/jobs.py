@@ -43,7 +43,7 @@ def jobs(arch: str) -> Iterator[NamedSpec]:
                 num_heads=drawn(f"heads {name}", heads),
                 block_size=drawn(f"blocks {name}", BLOCKS[3::4]),
                 mask=mask,
-                deterministic=is_fixed,
+                batch_invariant=is_fixed,
                 **capacities,
             )
             yield from _plan_jobs_of(config, variant)
@@ -54,7 +54,7 @@ def jobs(arch: str) -> Iterator[NamedSpec]:
 
 def _plan_jobs_of(config: MlaConfig, variant: AttendVariant) -> Iterator[NamedSpec]:
     tile = f"m{variant.tile_m}n{variant.tile_n}"
-    of_step = f"{config.mask}-{cut(config.deterministic)}-rows{config.max_rows}"
+    of_step = f"{config.mask}-{cut(config.batch_invariant)}-rows{config.max_rows}"
     schedule, token = f"schedule-{tile}x{variant.lanes}-{of_step}", f"token-{tile}-{of_step}"
     strided = {"stride": STRIDE, "ids": "*i64"}  # ids of requests are of either width
     yield NamedSpec(schedule, schedule_spec(config, variant, _NUM_SMS), "i32")

@@ -101,19 +101,19 @@ class Plan:
         The first token of each row that is gathered: 0.
     unit_starts : int64 [max_rows + 2]
         Prefix sums of the rows' work, see ``kernels/common/schedule.py``.
-    cut : int64 [4], or [5 + max_rows + 1] with ``deterministic``
+    cut : int64 [4], or [5 + max_rows + 1] with ``batch_invariant``
         Units of one part of the grid, lanes, all units, and overhead, likewise; with splits the
         padding of a group instead, then the overhead of a split, and the key tiles of each row's.
-    shares : int64 [programs, 4], or [programs, 8] with ``deterministic``
+    shares : int64 [programs, 4], or [programs, 8] with ``batch_invariant``
         Of each program of the attend kernel: the unit of its first key tile, the first unit past
-        its own, the row of the first, and its first partial query tile. With ``deterministic`` the
-        last is the program that begins its last split; then which of its roles have left a state
-        that is not taken yet, between launches none.
+        its own, the row of the first, and its first partial query tile. With
+        ``batch_invariant`` the last is the program that begins its last split; then which of its
+        roles have left a state that is not taken yet, between launches none.
     joins : int32 [joins, 8]
         What is joined, see ``kernels/common/schedule.py``.
     join_starts : int32 [max_rows + 2]
         Prefix sums of the query tiles of each row that have several splits, from 0; empty without
-        ``deterministic``.
+        ``batch_invariant``.
     mask_starts : int64 [max_rows + 1]
         Of a row's tree matrix, the first element that speaks of drafts.
     positions, slot_mapping : int64 [max_query_tokens]
@@ -320,7 +320,7 @@ def most_joins(
     config: MlaConfig, variant: AttendVariant, programs: int, num_rows: int, num_tokens: int
 ) -> int:
     """Return how many joins a step may have: one for each part, or query tile of several splits."""
-    if not config.deterministic:
+    if not config.batch_invariant:
         return programs
     splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
     pairs = num_tokens * config.num_heads + num_rows * (variant.tile_m - 1)
@@ -334,7 +334,7 @@ def _buffers(
     rows, tokens = config.max_rows, config.max_query_tokens
     programs = [variant.programs(num_sms) for variant in variants]
     joins = [most_joins(config, v, v.programs(num_sms), rows, tokens) for v in variants]
-    split_words = rows + 2 if config.deterministic else 0
+    split_words = rows + 2 if config.batch_invariant else 0
     table_rows = rows if config.table_width else 0
     return {
         "token_starts": ((rows + 2,), torch.int32),
@@ -343,7 +343,7 @@ def _buffers(
         "first_tokens": ((rows,), torch.int32),
         "unit_starts": ((rows + 2,), torch.int64),
         "cut": ((4 + split_words,), torch.int64),
-        "shares": ((max(programs), words_of_share(config.deterministic)), torch.int64),
+        "shares": ((max(programs), words_of_share(config.batch_invariant)), torch.int64),
         "joins": ((max(joins), JOIN_WORDS.value), torch.int32),
         "join_starts": ((split_words,), torch.int32),
         "mask_starts": ((rows + 1,), torch.int64),
@@ -397,7 +397,7 @@ def schedule_spec(
         "ROWS": triton.next_power_of_2(config.max_rows + 2),
         "ENTRIES": _ENTRIES_PER_PROGRAM,
         "SPLIT_TILES": variant.split_tiles,
-        "ROW_SHARE": row_share(config.max_rows) if config.deterministic else 0,
+        "ROW_SHARE": row_share(config.max_rows) if config.batch_invariant else 0,
         "FIXED_SPLITS": _fixed_splits(config, variant),
     }
     return KernelSpec(schedule_kernel, constants, types)
@@ -444,6 +444,6 @@ def tiles_of(config: MlaConfig, variant: AttendVariant) -> Tiles:
 
 def _fixed_splits(config: MlaConfig, variant: AttendVariant) -> int:
     """Return most splits of a row, 0 where the grid cuts: kernels then fit every capacity."""
-    if not config.deterministic:
+    if not config.batch_invariant:
         return 0
     return fixed_splits(variant, config.max_rows, config.kv_lora_rank)

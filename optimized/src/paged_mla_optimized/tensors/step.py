@@ -61,7 +61,7 @@ class MlaStep:
     max_query_len : int or None
         The longest query of any row, >= 1, as far as the host knows: it chooses the kernel. A
         longer row is right too, only slower. ``None`` takes a step with no more tokens than rows
-        for decode, and others for the longest rows of the capacities. With ``deterministic`` it
+        for decode, and others for the longest rows of the capacities. With ``batch_invariant`` it
         chooses one kernel for all steps, since a row has the same bits only in steps of one kernel
         (S-20).
     mask : bool [..] or uint8 [T, W], or None
@@ -69,7 +69,7 @@ class MlaStep:
         own elements is never read.
     query_lens : sequence of int [B] or None
         What `cu_seqlens_q` holds, where the host knows it. It then tells the longest query, except
-        with ``deterministic``, and `max_query_len` is ``None``.
+        with ``batch_invariant``, and `max_query_len` is ``None``.
     max_seq_lens : sequence of int [B] or None
         What `seq_lens` holds, or more, where the host knows it; given with `query_lens`.
     """

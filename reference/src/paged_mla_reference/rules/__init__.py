@@ -50,7 +50,7 @@ RULES: dict[str, str] = {
     "S-19": "A token's output depends on its request's tokens alone: not on chunking, batch "
     "mates, prefix hits, block ids, preemption or the step it ran in.",
     "S-20": "The number of splits, tile sizes and kernel choice are not semantics; a backend that "
-    "declares itself deterministic gives a row the same bits whatever its batch mates.",
+    "declares itself batch-invariant gives a row the same bits whatever its batch mates.",
     "S-21": "Materialized equals absorbed: attention over the keys `[ckv W_UK || k_pe]` and values "
     "`ckv W_UV` of every head is the absorbed one with `q_nope W_UK`, its output times `W_UV`; the "
     "lse is the same, `k_nope` and `v` are rounded once, to the problem's dtype. Parts of the "

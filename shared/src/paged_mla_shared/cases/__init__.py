@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from paged_mla_shared.cases import (
     append,
+    batch_invariant,
     bounded,
     causality,
     decode,
-    deterministic,
     empty,
     exact,
     extend,
@@ -61,7 +61,7 @@ _STEPS = (
     gather,
     formats,
     invariance,
-    deterministic,
+    batch_invariant,
     layer,
 )
 

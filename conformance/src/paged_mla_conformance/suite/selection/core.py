@@ -36,7 +36,7 @@ class Core:
 
 
 _OWED = frozenset({"plan", "append", "attend", "merge"})
-_OPTIONAL = frozenset(OPERATIONS) - _OWED | {"deterministic", "bounded"}
+_OPTIONAL = frozenset(OPERATIONS) - _OWED | {"batch_invariant", "bounded"}
 
 CORE = {
     "gpu": Core(

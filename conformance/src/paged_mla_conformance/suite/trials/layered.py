@@ -1,6 +1,6 @@
 """Whole layers: each step in both forms and in parts, and prompts in chunks of tokens (S-21, S-19).
 
-Later steps of a runner have the bits of a fresh one (S-17), rows of a deterministic backend those
+Later steps of a runner have the bits of a fresh one (S-17), rows of a batch-invariant backend those
 that they have beside any others (S-20).
 
 All answers are held against one that is exact from latents, queries and weights

@@ -101,7 +101,7 @@ class PagedMlaBackend(AttentionBackend):
             qk_rope_head_dim=model.qk_rope_head_dim,
             dtype=model_runner.dtype,
             cache_format=cache_format(model_runner.kv_cache_dtype, model_runner.dtype),
-            deterministic=is_deterministic,
+            batch_invariant=is_deterministic,
         )
         if config.is_fp8:
             refuse_mixed_scales(

@@ -126,11 +126,11 @@ class Rows:
             This step's tokens included.
         extend_seq_lens : int [B]
         num_tokens : int
-            Of all rows. With ``deterministic`` they do not choose the
+            Of all rows. With ``batch_invariant`` they do not choose the
             kernel: every such step gets that of the largest (S-20).
         """
         config = self.config
-        length = config.max_query_tokens if config.deterministic else max(num_tokens, 1)
+        length = config.max_query_tokens if config.batch_invariant else max(num_tokens, 1)
         self._planned = self._causal
         self._planned.plan(
             MlaStep(

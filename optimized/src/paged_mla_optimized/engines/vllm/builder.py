@@ -81,7 +81,7 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
                 _common("kv_cache_dtype", [layer.kv_cache_dtype for layer in layers]), dtype
             ),
             products=options.products,
-            deterministic=is_invariant,
+            batch_invariant=is_invariant,
         )
         speculation = vllm_config.speculative_config
         drafts = 0 if speculation is None else speculation.num_speculative_tokens or 0

@@ -113,7 +113,7 @@ class Decode:
     device : torch.device
     query_lens : sequence of int
         As :func:`~paged_mla_optimized.engines.vllm.convert.query_len` takes them. With
-        ``deterministic`` the longest chooses the kernel of every step: bits differ from kernel to
+        ``batch_invariant`` the longest chooses the kernel of every step: bits differ from kernel to
         kernel, and which of them a step gets follows from all of its rows (S-20).
 
     Attributes
@@ -130,7 +130,7 @@ class Decode:
         self.mla = PagedMla(replace(config, reserved_slot=0), device)
         self.mla.writes_elsewhere()
         self._switch = CheckSwitch(self.mla.device)
-        self._query_lens = query_lens[-1:] if config.deterministic else query_lens
+        self._query_lens = query_lens[-1:] if config.batch_invariant else query_lens
         self.planned: Step | None = None
         self._is_warm = False
 

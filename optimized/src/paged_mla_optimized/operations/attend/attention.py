@@ -136,6 +136,6 @@ def partial_shape(config: MlaConfig, variant: AttendVariant, num_sms: int) -> tu
     """Return how many partial answers of a query tile there may be, and the tile's pairs."""
     # Of the group that a part's range begins in, and of the one it ends in; or a part's state.
     tiles = 2 * variant.programs(num_sms)
-    if config.deterministic:
+    if config.batch_invariant:
         tiles += config.max_rows * fixed_splits(variant, config.max_rows, config.kv_lora_rank)
     return tiles, variant.tile_m

@@ -78,7 +78,7 @@ def combine_spec(config: MlaConfig, variant: AttendVariant) -> KernelSpec:
     }
     constants = {
         "R": config.kv_lora_rank,
-        "PLACES": 1 if config.deterministic else 2,
+        "PLACES": 1 if config.batch_invariant else 2,
         "OVERLAP": overlaps,
     }
     options = {"num_warps": _NUM_WARPS, "maxnreg": _MAX_REGISTERS} | overlap_options(overlaps)

@@ -137,7 +137,7 @@ def _hopper_job(tile: _Tile, options: _Options, num_heads: int) -> NamedSpec:
         num_heads=num_heads,
         block_size=drawn(f"blocks {name} {num_heads}", blocks),
         mask=options.mask,
-        deterministic=options.is_fixed,
+        batch_invariant=options.is_fixed,
         rope=options.rope,
         **numbers_of(name, options.mask),
     )
@@ -168,7 +168,7 @@ def _attend_jobs(arch: str) -> Iterator[NamedSpec]:
                 num_heads=drawn(f"heads {name}", heads),
                 block_size=drawn(f"blocks {name}", blocks[is_whole]),
                 mask=mask,
-                deterministic=is_fixed,
+                batch_invariant=is_fixed,
                 **numbers_of(name, mask),
             )
             yield _attend_job(f"attend-{name}", config, variant, arch)
@@ -190,7 +190,7 @@ def _combine_job(config: MlaConfig, variant: AttendVariant) -> NamedSpec:
     overlap = "alone" if variant.family == PORTABLE else "overlapped"
     rounded = f"-of-{partial}" if partial != "fp32" else ""
     return NamedSpec(
-        f"combine-{overlap}-r{config.kv_lora_rank}-{dtype}-{cut(config.deterministic)}{rounded}",
+        f"combine-{overlap}-r{config.kv_lora_rank}-{dtype}-{cut(config.batch_invariant)}{rounded}",
         combine_spec(config, variant),
         dtype,
     )

@@ -82,7 +82,7 @@ class Problem:
         configs = (
             config,
             replace(config, max_rows=256, max_query_tokens=1024, max_model_len=131072),
-            replace(config, deterministic=True),
+            replace(config, batch_invariant=True),
             replace(config, rope=Rope(RopePairing.INTERLEAVED)),
         )
         return {kind: PagedMla(c) for kind, c in zip(KINDS, configs, strict=True)}

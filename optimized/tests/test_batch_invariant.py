@@ -16,26 +16,26 @@ ROWS = ((90, 3), (1, 1), (0, 2), (200, 1), (33, 33), (250, 20))
 @pytest.mark.parametrize("parts", [1, 2, 7, 40])
 def test_splits_of_fixed_length_are_right(parts):
     """S-20: cutting by rows gives the answers of cutting by the grid, for any grid."""
-    step = build(*ROWS, padded_tokens=2, deterministic=True)
+    step = build(*ROWS, padded_tokens=2, batch_invariant=True)
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, programs_per_sm=parts))
     assert_close(step.attend(mla), dense(step))
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["parts", "fixed"])
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["parts", "fixed"])
 @pytest.mark.parametrize("num_heads", [16, 128])
-def test_rows_of_several_queries_where_tokens_are_as_few_as_rows(num_heads, deterministic):
+def test_rows_of_several_queries_where_tokens_are_as_few_as_rows(num_heads, batch_invariant):
     """S-4, S-6: no more tokens than rows does not make every row one token long."""
     capacities = {"max_rows": 64, "max_query_tokens": 64}
     step = build(
-        (200, 3), (60, 1), num_heads=num_heads, deterministic=deterministic, **capacities
+        (200, 3), (60, 1), num_heads=num_heads, batch_invariant=batch_invariant, **capacities
     )  # fmt: skip
     assert_close(step.attend(), dense(step))
 
 
 def test_bits_do_not_depend_on_batch_mates():
     """S-20: the same row has the same bits alone, first, last, and beside longer rows."""
-    mates = build((200, 1), (40, 40), (77, 5), seed=1, deterministic=True)
-    alone = build((230, 2), seed=2, deterministic=True)
+    mates = build((200, 1), (40, 40), (77, 5), seed=1, batch_invariant=True)
+    alone = build((230, 2), seed=2, batch_invariant=True)
     mla = PagedMla(alone.config, "cpu", variant=SPLITS)
     expected = alone.attend(mla)
     for order in ((0, 1), (1, 0)):
@@ -49,7 +49,7 @@ def test_bits_do_not_depend_on_batch_mates():
 
 def test_stale_partials_are_never_read():
     """S-9: NaN in every partial the step did not write changes nothing."""
-    step = build(*ROWS, deterministic=True)
+    step = build(*ROWS, batch_invariant=True)
     mla = PagedMla(step.config, "cpu", variant=SPLITS)
     before = step.attend(mla)
     mla._core.attention.partial_out.fill_(torch.nan)
@@ -57,13 +57,15 @@ def test_stale_partials_are_never_read():
     assert torch.equal(step.attend(mla)[0], before[0])
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["parts", "fixed"])
-def test_padding_changes_no_bit(deterministic):
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["parts", "fixed"])
+def test_padding_changes_no_bit(batch_invariant):
     """S-17: padded rows and tokens take no part in how the others are cut."""
-    step = build((200, 1), (90, 3), deterministic=deterministic)
+    step = build((200, 1), (90, 3), batch_invariant=batch_invariant)
     mla = PagedMla(step.config, "cpu", variant=SPLITS)
     expected = step.attend(mla)
-    padded = build((200, 1), (90, 3), (0, 2), (0, 0), padded_tokens=5, deterministic=deterministic)
+    padded = build(
+        (200, 1), (90, 3), (0, 2), (0, 0), padded_tokens=5, batch_invariant=batch_invariant
+    )
     padded.q_nope[:4], padded.q_pe[:4] = step.q_nope, step.q_pe
     padded.cache, padded.block_table[:2] = step.cache, step.block_table
     out, lse = padded.attend(mla)
@@ -93,7 +95,7 @@ def test_rows_share_a_device(max_rows, share):
 )
 def test_rows_of_more_pairs_have_longer_splits(num_heads, query_len, split_tiles, splits):
     """S-20: half a query tile, one, three and four of them, in a row of 16 key tiles."""
-    step = build((250, query_len), num_heads=num_heads, max_rows=128, deterministic=True)
+    step = build((250, query_len), num_heads=num_heads, max_rows=128, batch_invariant=True)
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, split_tiles=4))
     assert_close(step.attend(mla), dense(step))
     assert mla._core.plan.cut[5].item() == split_tiles
@@ -102,7 +104,9 @@ def test_rows_of_more_pairs_have_longer_splits(num_heads, query_len, split_tiles
 
 def test_all_programs_share_the_joins_of_splits():
     """S-8: records are of the query tiles of several splits in turn, and of none of the others."""
-    step = build((90, 5), (16, 1), (0, 5), (200, 1), num_heads=8, deterministic=True, max_rows=128)
+    step = build(
+        (90, 5), (16, 1), (0, 5), (200, 1), num_heads=8, batch_invariant=True, max_rows=128
+    )
     mla = PagedMla(step.config, "cpu", variant=SPLITS)
     assert_close(step.attend(mla), dense(step))
     plan = mla._core.plan
@@ -123,7 +127,7 @@ def test_all_programs_share_the_joins_of_splits():
 
 
 def test_no_program_joins_rows_of_one_split():
-    step = build((16, 1), (0, 2), (9, 1), deterministic=True, max_rows=128)
+    step = build((16, 1), (0, 2), (9, 1), batch_invariant=True, max_rows=128)
     mla = PagedMla(step.config, "cpu", variant=SPLITS)
     assert_close(step.attend(mla), dense(step))
     assert not mla._core.plan.joins[:, 1].any()
@@ -137,7 +141,7 @@ def test_shares_cut_a_split_once_at_most(parts, overhead):
     The later one comes first in the grid, and begins with the split: it never waits, and nothing
     before it in the grid waits for what comes after.
     """
-    step = build((250, 1), (40, 40), (0, 1), (17, 1), deterministic=True)
+    step = build((250, 1), (40, 40), (0, 1), (17, 1), batch_invariant=True)
     variant = replace(SPLITS, programs_per_sm=parts, overhead=overhead, split_tiles=3)
     mla = PagedMla(step.config, "cpu", variant=variant)
     mla.plan(step.described)
@@ -170,7 +174,7 @@ def test_shares_cut_a_split_once_at_most(parts, overhead):
 @pytest.mark.parametrize("heads", [8, 40])
 def test_cuts_through_splits_change_no_bit(parts, heads):
     """S-20: a split that one program begins and another ends is the sum of one program."""
-    step = build((90, 3), (200, 1), (0, 1), (120, 2), num_heads=heads, deterministic=True)
+    step = build((90, 3), (200, 1), (0, 1), (120, 2), num_heads=heads, batch_invariant=True)
     variant = replace(SPLITS, split_tiles=64, programs_per_sm=1)
     expected = step.attend(PagedMla(step.config, "cpu", variant=variant))
     mla = PagedMla(step.config, "cpu", variant=replace(variant, programs_per_sm=parts))
@@ -181,7 +185,7 @@ def test_cuts_through_splits_change_no_bit(parts, heads):
 
 def test_states_are_taken_once_they_are_left():
     """S-20: what tells of states is empty again after each launch, for the next layer's."""
-    step = build((250, 1), (230, 1), (190, 1), deterministic=True, max_rows=128)
+    step = build((250, 1), (230, 1), (190, 1), batch_invariant=True, max_rows=128)
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, split_tiles=64, programs_per_sm=2))
     mla.workspace.fill_(torch.nan)
     assert_close(step.attend(mla), dense(step))
@@ -193,8 +197,8 @@ def test_states_are_taken_once_they_are_left():
 def test_lanes_change_no_bit():
     """S-20: rows beside make the plan choose other lanes, and no other bits."""
     variant = replace(SPLITS, lanes=4)
-    alone = build((230, 4), seed=2, num_heads=16, deterministic=True)
-    mates = build(*[(200, 1)] * 5, seed=1, num_heads=16, deterministic=True)
+    alone = build((230, 4), seed=2, num_heads=16, batch_invariant=True)
+    mates = build(*[(200, 1)] * 5, seed=1, num_heads=16, batch_invariant=True)
     together = join(alone, mates)
     mla = PagedMla(alone.config, "cpu", variant=variant)
     expected = alone.attend(mla)
@@ -209,7 +213,7 @@ def test_lanes_without_queries_leave_no_partials(monkeypatch):
     """S-9: a lane beside a row of one query tile has none of its own; the next row's lie there."""
     monkeypatch.setattr(families, "MAX_FIXED_SPLITS", 4)
     rows = ((60, 1), (0, 1), (500, 4), (30, 4))
-    step = build(*rows, num_heads=8, deterministic=True, max_rows=128, max_model_len=512)
+    step = build(*rows, num_heads=8, batch_invariant=True, max_rows=128, max_model_len=512)
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, lanes=2, split_tiles=1))
     mla.workspace.fill_(torch.nan)
     assert_close(step.attend(mla), dense(step))
@@ -222,7 +226,7 @@ def test_lanes_without_queries_leave_no_partials(monkeypatch):
 def test_many_rows_leave_one_split_for_each(monkeypatch):
     """S-20: partials of more than one would take too much room; cuts still go through a split."""
     monkeypatch.setattr(families, "MAX_FIXED_SPLITS", 1)
-    step = build((150, 3), (0, 1), (90, 1), num_heads=8, deterministic=True)
+    step = build((150, 3), (0, 1), (90, 1), num_heads=8, batch_invariant=True)
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, split_tiles=1, programs_per_sm=3))
     mla.workspace.fill_(torch.nan)
     assert_close(step.attend(mla), dense(step))
@@ -231,7 +235,7 @@ def test_many_rows_leave_one_split_for_each(monkeypatch):
 
 def test_a_step_of_padding_alone():
     """S-17: without rows there is nothing to join, and padding is still blank."""
-    step = build(padded_tokens=5, deterministic=True)
+    step = build(padded_tokens=5, batch_invariant=True)
     mla = PagedMla(step.config, "cpu", variant=SPLITS)
     out, lse = step.attend(mla)
     assert not out.any()

@@ -11,10 +11,10 @@ from paged_mla_reference.tolerance import compare
 from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.problem import Output
 
-pytestmark = pytest.mark.mla(group="deterministic", ops=("append", "attend"))
+pytestmark = pytest.mark.mla(group="batch_invariant", ops=("append", "attend"))
 
 
-def test_deterministic(trial: Trial) -> None:
+def test_batch_invariant(trial: Trial) -> None:
     """S-20: every row of a right answer keeps its bits in each arrangement of some rows."""
     [step] = build_steps(trial.case, trial.dims, trial.dtype)
     runner, stage = trial.prepare(), Stage.of(step)
@@ -27,7 +27,7 @@ def test_deterministic(trial: Trial) -> None:
         trial.checks += compare.check_bitwise("S-20", actual, expected, name)
 
 
-@pytest.mark.mla(group="deterministic", ops=("layer",))
-def test_deterministic_layer(trial: Trial) -> None:
+@pytest.mark.mla(group="batch_invariant", ops=("layer",))
+def test_batch_invariant_layer(trial: Trial) -> None:
     """S-20: rows of whole layers too, absorbed and materialized."""
     check_layer_bits(trial)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paged_mla_shared.cases.case import Row, in_group
 from paged_mla_shared.problem import Mask
 
-GROUP = "deterministic"
+GROUP = "batch_invariant"
 PRODUCTION = {"keys": 4096, "rows": 200, "heads": 128}
 
 _rows = in_group(GROUP, "S-20", padded_tokens=2, features=(GROUP,))
