@@ -8,6 +8,7 @@ Continuous batching, chunked prefill, prefix reuse, preemption, drafts and CUDA 
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 import torch
 from tiny_model import Model, config_of
@@ -25,12 +26,20 @@ class Request:
     blocks: list[int] = field(default_factory=list)
 
 
+class Row(NamedTuple):
+    """What a request has in a step: tokens that are not cached yet, the last ones drafts."""
+
+    request: Request
+    new: list[int]
+    drafts: int
+
+
 class Blocks:
     """How many requests use each block, and which text a full one ends, also after their end."""
 
     def __init__(self, count: int, size: int) -> None:
         self.size, self.users, self.block_of, self.text_of = size, [0] * count, {}, {}
-        self.free = dict.fromkeys(range(count))  # a queue: freed last, taken last
+        self.free = dict.fromkeys(range(count))  # a queue: freed first, taken first
 
     def reuse(self, request: Request) -> None:
         """Begin a request with the cached blocks of its text; one token is left to compute."""
@@ -57,7 +66,7 @@ class Blocks:
                 self.text_of[block] = text
 
     def release(self, request: Request) -> None:
-        """Take a request's blocks back; those of its end will be taken first."""
+        """Take a request's blocks back; its last ones are freed, and so taken, first."""
         for block in reversed(request.blocks):
             self.users[block] -= 1
             if self.users[block] == 0:
@@ -96,8 +105,8 @@ class Server:
 
         return self.model(step.tokens["ids"], attend)
 
-    def schedule(self) -> list[tuple[Request, list[int], int]]:
-        """Return rows: requests, their new tokens, and how many of these are drafts."""
+    def schedule(self) -> list[Row]:
+        """Return the rows of a step, the shortest first: `MlaLayer` absorbs leading rows."""
         while self.waiting and len(self.running) < self.config.max_rows and self.blocks.free:
             self.running.append(self.waiting.pop(0))
             self.blocks.reuse(self.running[-1])
@@ -108,16 +117,16 @@ class Server:
             is_last = request.cached + len(new) == len(request.tokens)  # else more of its prompt
             most = min(self.drafts, request.end - len(request.tokens) - 1, room - len(new))
             drafts = guess(request.tokens, most) if is_last else []
-            row = (request, new + drafts, len(drafts))
-            if new and request in self.running and self.has_blocks(row, rows):
+            row = Row(request, new + drafts, len(drafts))
+            if new and request in self.running and self.make_room(row, rows):
                 rows.append(row)
-                room -= len(row[1])
+                room -= len(row.new)
         return rows
 
-    def has_blocks(self, row: tuple, rows: list[tuple]) -> bool:
-        """Give a row's request blocks; the latest requests that are in no row make room."""
+    def make_room(self, row: Row, rows: list[Row]) -> bool:
+        """Give a row its blocks, if need be those of the latest requests that are in no row."""
         request, new, _ = row
-        busy = {request, *(other for other, _, _ in rows)}
+        busy = {request, *(other.request for other in rows)}
         others = [other for other in self.running if other not in busy]
         while len(request.blocks) * self.blocks.size < request.cached + len(new):
             if self.blocks.free:
@@ -136,20 +145,20 @@ class Server:
         rows = self.schedule()
         if not rows:
             return []
-        lens = [len(new) for _, new, _ in rows]
-        keys = [request.cached + len(new) for request, new, _ in rows]
-        tables = [request.blocks for request, _, _ in rows]
+        lens = [len(row.new) for row in rows]
+        keys = [row.request.cached + len(row.new) for row in rows]
+        tables = [row.request.blocks for row in rows]
         step = MlaStep.from_host(lens, keys, tables, device=self.mla.device)
-        ids = torch.tensor([token for _, new, _ in rows for token in new])
+        ids = torch.tensor([token for row in rows for token in row.new])
         self.inputs.load(step, {"ids": ids})
-        if self.graphs and max(lens) <= 1 + self.drafts:
+        if self.graphs and max(lens) <= 1 + self.drafts:  # a graph absorbs all rows
             answers = self.graphs.replay(len(rows), step.num_tokens, max(lens))
         else:
             self.mla.plan(step)
             answers = self.run(self.inputs.view(Bucket(step.num_tokens, len(rows))))
         found = iter(answers.tolist())  # waits for the device
-        for request, new, drafts in rows:
-            self.keep(request, new, drafts, list(islice(found, len(new))))
+        for row in rows:
+            self.keep(*row, list(islice(found, len(row.new))))
         done = [request for request in self.running if len(request.tokens) == request.end]
         for request in done:
             self.running.remove(request)
@@ -157,7 +166,10 @@ class Server:
         return done
 
     def keep(self, request: Request, new: list[int], drafts: int, answers: list[int]) -> None:
-        """Keep what a row's answers prove; what it cached past that, a later step overwrites."""
+        """Keep what a row's answers prove: answers[i] is the token that follows new[i].
+
+        What was cached for drafts that are wrong stays unread, and a later step overwrites it.
+        """
         first, known, right = request.cached, len(new) - drafts, 0
         request.cached += known
         if request.cached < len(request.tokens):
