@@ -106,18 +106,36 @@ def test_every_extra_exists():
 def test_explain_prints_the_lines_that_are_shown(tmp_path: Path):
     """Of the dump that ``reference/docs/explain.md`` makes of a lost token."""
     name = "the-last-token-is-not-written"
-    dumps = [name, "--single", "0", "--healthy", "0", "--save", str(tmp_path)]
+    printed = explanation_of_dumps(tmp_path, name, f"{name}.safetensors")
+    assert set(EXPLAINED.splitlines()) <= set(printed.splitlines())
+
+
+def test_explain_prints_what_the_page_of_two_dumps_shows(tmp_path: Path):
+    page = (ROOT / "reference/docs/explain.md").read_text()
+    [shown] = re.findall(r"```\n([^`]+?explain (\S+) (\S+)\n([^`]+))```", page)
+    _, first, second, output = shown
+    name = first.removesuffix(".safetensors")
+    assert f"meta.explained {name} --single 0 --healthy 0 --save out/dumps" in shown[0]
+    assert explanation_of_dumps(tmp_path, name, first, second) == output
+
+
+def explanation_of_dumps(folder: Path, mutant: str, *dumps: str) -> str:
+    """Return what ``explain`` prints of dumps of a mutant, which are made in a folder."""
+    command = [mutant, "--single", "0", "--healthy", "0", "--save", str(folder)]
     subprocess.run(
-        [sys.executable, "-m", "paged_mla_conformance.meta.explained", *dumps], check=True
+        [sys.executable, "-m", "paged_mla_conformance.meta.explained", *command], check=True
     )
+    sources = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)
     done = subprocess.run(
-        [sys.executable, "-m", "paged_mla", "explain", str(tmp_path / f"{name}.safetensors")],
+        [sys.executable, "-m", "paged_mla", "explain", *dumps],
+        cwd=folder,  # lines break elsewhere where names have a folder in front
+        env=os.environ | {"PYTHONPATH": sources},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1  # a rule is broken
-    assert set(EXPLAINED.splitlines()) <= set(done.stdout.splitlines())
+    return done.stdout
 
 
 @pytest.mark.parametrize(
