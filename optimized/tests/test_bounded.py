@@ -4,6 +4,9 @@ Each test is a cell of the table in ``docs/contract.md``. Rows beside the illega
 answers and what they cache, bit for bit.
 """
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from fp8_step import NAMES, empty_cache
@@ -15,10 +18,21 @@ from paged_mla_optimized.operations.shard.launch import Shard
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
+sys.path.append(str(Path(__file__).parents[1] / "tests_misuse"))
+
+from accesses import checked_accesses
+
 I32 = torch.int32
 SMALLEST, LARGEST = -(2**31), 2**31 - 1
 ROWS = ((40, 3), (20, 4), (33, 2))  # (seq_len, query_len); the second is made illegal
 LEGAL, ILLEGAL = [0, 1, 2, 7, 8], [3, 4, 5, 6]  # their tokens
+
+
+@pytest.fixture(autouse=True)
+def _checked():
+    """Hold every address of a kernel against its tensors."""
+    with checked_accesses():
+        yield
 
 
 def i32(values: object) -> torch.Tensor:
@@ -273,6 +287,9 @@ def test_request_ids_and_lengths_that_no_map_has(ids, lens, fill):
     req_to_token = torch.arange(2 * 64, dtype=I32).view(2, 64)
     mla.plan(MlaStep(i32([0, 1, 2]), i32(lens), RequestMap(req_to_token, i32(ids)), num_tokens=2))
     assert mla.slot_mapping.tolist() == [19, -1]
+    step = build((20, 1), (20, 1))
+    mla.append(torch.ones(2, R), torch.ones(2, P), step.cache)
+    mla.attend(step.q_nope, step.q_pe, step.cache)
 
 
 @pytest.mark.parametrize("fill", [-1, 0, 1])

@@ -14,7 +14,6 @@ from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32
 LENS = ((9, 1), (17, 5), (0, 0), (6, 0))
-QUERY_LENS, SEQ_LENS = ([pair[i] for pair in LENS] for i in (1, 0))
 TOLD = {"query_lens": [1, 5, 0, 0], "max_seq_lens": [9, 17, 0, 6], "absorbed_rows": 1}
 
 

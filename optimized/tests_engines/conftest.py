@@ -2,11 +2,20 @@
 
 import os
 
+import pytest
+
 os.environ["TRITON_INTERPRET"] = "1"
 
 from paged_mla_optimized.triton_compat.unseen_work import leave_out_unseen_work
 
 leave_out_unseen_work()
+
+
+@pytest.fixture(name="model")
+def _model():
+    from hf_models import TINY, Kind, build  # noqa: PLC0415 - skipped where there is no library
+
+    return build(Kind("v3"), TINY)
 
 
 def pytest_configure(config):

@@ -25,6 +25,7 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.7,
 }
+IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Kind:
     form: str | None = "absorbed"
     """Of its rows, a name of ``hf_forms.FORMS``; ``None`` is whatever is faster."""
     layers: int = 2
+
+
+def forward(model, ids, cache, **options):
+    with torch.no_grad():
+        return model(ids, past_key_values=cache, **options).logits
 
 
 def build(kind: Kind, size: Size, seed: int = 0):

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from hf_models import TINY, Kind, build, paged
+from hf_models import IDS, TINY, Kind, build, forward, paged
 from torch.autograd import forward_ad
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
@@ -13,22 +13,11 @@ from paged_mla_optimized.engines.transformers import LatentPool, PagedMlaCache
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 KIND = Kind("v3")
-IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
-
-
-@pytest.fixture(name="model")
-def _model():
-    return build(KIND, TINY)
 
 
 @pytest.fixture(name="ours")
 def _ours(model):
     return paged(model, 4, num_blocks=6, max_rows=2, max_step_tokens=8, max_length=12)
-
-
-def forward(model, ids, cache, **options):
-    with torch.no_grad():
-        return model(ids, past_key_values=cache, **options).logits
 
 
 def test_no_cache_and_other_caches(ours):

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from hf_models import TINY, Kind, build, paged
+from hf_models import forward, paged
 from transformers import DynamicCache
 
 from paged_mla_optimized.engines.transformers import PagedMlaCache, rows
@@ -15,19 +15,9 @@ IDS = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
 
 
-@pytest.fixture(name="model")
-def _model():
-    return build(Kind("v3"), TINY)
-
-
 @pytest.fixture(name="ours")
 def _ours(model):
     return paged(model, 4, num_blocks=8, max_rows=4)
-
-
-def forward(model, ids, cache, **options):
-    with torch.no_grad():
-        return model(ids, past_key_values=cache, **options).logits
 
 
 @pytest.fixture(name="cache")

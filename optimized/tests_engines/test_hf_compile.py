@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from hf_models import TINY, Kind, build, paged
+from hf_models import IDS, TINY, Kind, build, paged
 
 from paged_mla_optimized.engines.transformers import PagedMlaCache
 
 KIND = Kind("v3")
-IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
 
 
 @pytest.fixture(autouse=True)

@@ -6,19 +6,12 @@
 import pytest
 import torch
 from ci.installed import import_or_skip
-from hf_models import TINY, Kind, build, paged
+from hf_models import IDS, paged
 
 from paged_mla_optimized.engines.transformers import LatentPool, PagedMlaCache
 from paged_mla_shared.errors import Unsupported
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of each other's deprecated names
-
-IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
-
-
-@pytest.fixture(name="model")
-def _model():
-    return build(Kind("v3"), TINY)
 
 
 def forward(model, cache=None, **options):

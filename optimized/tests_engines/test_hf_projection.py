@@ -10,7 +10,7 @@ from types import MethodType
 
 import pytest
 import torch
-from hf_models import TINY, Kind, build, paged
+from hf_models import IDS, TINY, Kind, build, forward, paged
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.overrides import TorchFunctionMode
@@ -20,7 +20,6 @@ from paged_mla_optimized.engines.transformers import LatentPool, PagedMlaCache
 from paged_mla_optimized.engines.transformers.attention import Latents, attend
 from paged_mla_shared.errors import Unsupported
 
-IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
 LINEAR = nn.Linear.forward
 
 
@@ -32,11 +31,6 @@ def _model():
 @pytest.fixture(name="ours")
 def _ours(model):
     return paged(model, 4, num_blocks=6, max_rows=2)
-
-
-def forward(model, ids, cache, **options):
-    with torch.no_grad():
-        return model(ids, past_key_values=cache, **options).logits
 
 
 class Linear(nn.Linear):

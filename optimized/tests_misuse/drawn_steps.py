@@ -20,8 +20,8 @@ _LENGTHS: dict[str, tuple[str, ...]] = {
     "cu_seqlens_q": ("negative", "zero", "too large", "not monotone", "inconsistent"),
     "seq_lens": ("negative", "zero", "too large", "inconsistent"),
 }
-_PLAN = _LENGTHS | {
-    "block_table": ("negative", "zero", "too large", "inconsistent"),
+OF_STEPS = _LENGTHS | {"block_table": ("negative", "zero", "too large", "inconsistent")}
+_PLAN = OF_STEPS | {
     "req_to_token": ("negative", "zero", "too large", "inconsistent"),
     "request_ids": ("negative", "zero", "too large", "inconsistent"),
     "mask": ("zero", "too large", "inconsistent"),

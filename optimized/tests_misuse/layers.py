@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from caches import NUM_BLOCKS, bits_of_slots, group_size, new_cache, rows_of_slots
-from drawn_steps import legal, spoil_fields, wrong_in
+from caches import bits_of_slots, group_size, new_cache, rows_of_slots
+from drawn_steps import OF_STEPS, legal, spoil_fields
 from hypothesis import strategies as st
 from machine import DEVICE, FILLINGS, ON_GPU, SETUPS, as_bits, new_guards, watched
 from rows import dense_heads, visible
@@ -22,12 +22,7 @@ from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32
-_OF_STEPS = {
-    "cu_seqlens_q": ("negative", "zero", "too large", "not monotone", "inconsistent"),
-    "seq_lens": ("negative", "zero", "too large", "inconsistent"),
-    "block_table": ("negative", "zero", "too large", "inconsistent"),
-}
-READS = {"absorbed rows": _OF_STEPS, "materialized rows": _OF_STEPS}
+READS = {"absorbed rows": OF_STEPS, "materialized rows": OF_STEPS}
 _NAMES = ["few", "tile_fp8", "few_non_causal"] if ON_GPU else ["causal", "rope", "fp8_ds_mla"]
 _N, _V = (128, 128) if ON_GPU else (16, 32)
 _TOLERANCE = 5e-2 if ON_GPU else 1e-3
@@ -67,7 +62,7 @@ def layers(draw: Draw, first: tuple[str, str]) -> Layer:
     absorbed = None
     if config.mask == "causal" and draw(st.integers(0, 4)):
         absorbed = draw(st.integers(0, len(lens)))
-    ways = [(value, kind) for value, kinds in _OF_STEPS.items() for kind in kinds]
+    ways = [(value, kind) for value, kinds in OF_STEPS.items() for kind in kinds]
     more = draw(st.lists(st.sampled_from(ways), max_size=1))
     step = spoil_fields(draw, fields, [first, *more])
     step = replace(step, slots=None, scale=None, max_query_len=None, lines=0)
@@ -75,11 +70,6 @@ def layers(draw: Draw, first: tuple[str, str]) -> Layer:
     if absorbed is None:
         return Layer(step, None, room=room)
     return Layer(step, absorbed, query_lens, tuple(told), room)
-
-
-def wrong_in_layer(layer: Layer) -> set[tuple[str, str]]:
-    """Return pairs of value and kind."""
-    return wrong_in(layer.step)
 
 
 def launches(layer: Layer) -> list[str]:
@@ -150,13 +140,7 @@ def hold(layer: Layer) -> None:
         blank = torch.zeros((*shape[:2], _V), dtype=config.dtype)
         out = guards.place("out", blank, written=True)
         lse = guards.place("lse", torch.zeros(shape[:2]), written=True)
-        lengths = [
-            guards.place(name, torch.tensor(numbers, dtype=I32))
-            for name, numbers in (
-                ("cu_seqlens_q", step.cu_seqlens_q),
-                ("seq_lens", step.seq_lens),
-            )
-        ]
+        lengths = trial.lengths(guards)
         table = trial.table(guards, filling)
         guards.fill(filling)
         host: dict[str, Any] = {}
@@ -201,7 +185,7 @@ def _hold_dense(
     config, rank = trial.config, trial.config.kv_lora_rank
     w_uk, w_uv = weights.w_uk.cpu().double(), weights.w_uv.cpu().double()
     for row in trial.rows:
-        if not row.query_len or not all(0 <= block < NUM_BLOCKS for block in row.blocks):
+        if not row.query_len or not trial.has_all_blocks(row):
             continue
         tokens = slice(row.tokens.start, row.tokens.stop)
         keys = rows_of_slots(cache, trial.seen_by(row)).double()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from drawn_steps import SPOILT, can_be, legal, spoil_fields, wrong_in
+from drawn_steps import SPOILT, can_be, legal, spoil_fields
 from hypothesis import strategies as st
 from machine import DEVICE, FILLINGS, SETUPS, mla_of, new_guards, watched
 from steps import Step, Trial
@@ -35,11 +35,6 @@ def loads(draw: Draw, first: tuple[str, str]) -> Load:
     return Load(**vars(spoil_fields(draw, legal(draw, name), [first, *more])))
 
 
-def wrong_in_load(load: Load) -> set[tuple[str, str]]:
-    """Return pairs of value and kind."""
-    return wrong_in(load)
-
-
 def hold(load: Load) -> None:
     """Load over another step's numbers; legal rows keep their slots in the largest bucket."""
     config, rows, tokens = SETUPS[load.config].config, len(load.seq_lens), load.num_tokens
@@ -53,12 +48,11 @@ def hold(load: Load) -> None:
     inputs.poison()
     table = trial.table(guards, FILLINGS[0])
     mask = None if trial.mask is None else guards.place("mask", trial.mask)
-    starts = guards.place("cu_seqlens_q", torch.tensor(load.cu_seqlens_q, dtype=torch.int32))
-    lens = guards.place("seq_lens", torch.tensor(load.seq_lens, dtype=torch.int32))
+    lengths = trial.lengths(guards)
     given = load.slots if load.slots is not None else (-1,) * tokens
     slots = guards.place("slots", torch.tensor(given, dtype=torch.int64))
     guards.fill(FILLINGS[0])
-    step = MlaStep(starts, lens, table, num_tokens=tokens, mask=mask)
+    step = MlaStep(*lengths, table, num_tokens=tokens, mask=mask)
     inputs.load(step, {"slots": slots})
     guards.check()
     padded = config.max_rows - rows

@@ -39,7 +39,6 @@ class Setup:
     config: MlaConfig
     tolerance: float
     variant: AttendVariant | None = None
-    draws_map: bool = False
 
 
 def _setups_of_interpreter() -> dict[str, Setup]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from caches import NUM_BLOCKS, bits_of_slots, new_cache, rows_of_slots
-from drawn_steps import legal, spoil_fields, wrong_in
+from drawn_steps import OF_STEPS, legal, spoil_fields
 from hypothesis import strategies as st
 from machine import DEVICE, FILLINGS, ON_GPU, SETUPS, as_bits, new_guards, watched
 from rows import dense, legal_rows, visible
@@ -24,12 +24,7 @@ from paged_mla_optimized.parallel import ContextParallelMla
 from paged_mla_optimized.tensors.step import MlaStep
 
 I32 = torch.int32
-_OF_STEPS = {
-    "cu_seqlens_q": ("negative", "zero", "too large", "not monotone", "inconsistent"),
-    "seq_lens": ("negative", "zero", "too large", "inconsistent"),
-    "block_table": ("negative", "zero", "too large", "inconsistent"),
-}
-READS = {"shard": _OF_STEPS, "append of a rank": _OF_STEPS, "attend of a rank": _OF_STEPS}
+READS = {"shard": OF_STEPS, "append of a rank": OF_STEPS, "attend of a rank": OF_STEPS}
 _SETUP = "few" if ON_GPU else "causal"
 
 
@@ -48,16 +43,11 @@ def ranks(draw: Draw, first: tuple[str, str]) -> Rank:
     """Draw a step that is spoilt in the `first` way, for one of up to three ranks."""
     world = draw(st.sampled_from([1, 2, 1, 3]))  # a world of one also appends and attends
     interleave = draw(st.sampled_from([1, 2, SETUPS[_SETUP].config.block_size]))
-    ways = [(value, kind) for value, kinds in _OF_STEPS.items() for kind in kinds]
+    ways = [(value, kind) for value, kinds in OF_STEPS.items() for kind in kinds]
     more = draw(st.lists(st.sampled_from(ways), max_size=2))
     step = spoil_fields(draw, legal(draw, _SETUP), [first, *more])
     step = replace(step, slots=None, scale=None, max_query_len=None, lines=0)
     return Rank(step, world, draw(st.integers(0, world - 1)), interleave)
-
-
-def wrong_in_rank(rank: Rank) -> set[tuple[str, str]]:
-    """Return pairs of value and kind."""
-    return wrong_in(rank.step)
 
 
 def launches(rank: Rank) -> list[str]:
@@ -183,13 +173,7 @@ def _hold_alone(rank: Rank) -> None:
         k_pe = guards.place("k_pe", trial.latents[:, latent:])
         out = guards.place("out", torch.zeros_like(q_nope, device="cpu"), written=True)
         lse = guards.place("lse", torch.zeros(out.shape[:2]), written=True)
-        lengths = [
-            guards.place(name, torch.tensor(given, dtype=I32))
-            for name, given in (
-                ("cu_seqlens_q", step.cu_seqlens_q),
-                ("seq_lens", step.seq_lens),
-            )
-        ]
+        lengths = trial.lengths(guards)
         table = trial.table(guards, filling)
         guards.fill(filling)
         mla = _mla_of(step.config)

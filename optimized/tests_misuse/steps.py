@@ -187,6 +187,13 @@ class Trial:
         """Return whether the cache has every block of a row."""
         return all(0 <= block < NUM_BLOCKS for block in row.blocks)
 
+    def lengths(self, guards: Guards) -> list[torch.Tensor]:
+        """Return the prefix sums and lengths of the step between guards."""
+        return [
+            guards.place(name, torch.tensor(getattr(self.step, name), dtype=I32))
+            for name in ("cu_seqlens_q", "seq_lens")
+        ]
+
     def run(self, filling: int) -> Ran:
         """Do all calls between guards, with a filling wherever nothing may be read."""
         step, config, guards = self.step, self.config, new_guards()

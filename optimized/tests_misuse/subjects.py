@@ -56,7 +56,7 @@ _ALL: dict[type, Subject] = {
         layers.READS,
         layers.layers,
         layers.hold,
-        layers.wrong_in_layer,
+        lambda layer: drawn_steps.wrong_in(layer.step),
         layers.forget,
         layers.launches,
     ),
@@ -65,11 +65,11 @@ _ALL: dict[type, Subject] = {
         ranks.READS,
         ranks.ranks,
         ranks.hold,
-        ranks.wrong_in_rank,
+        lambda rank: drawn_steps.wrong_in(rank.step),
         ranks.forget,
         ranks.launches,
     ),
-    loads.Load: Subject("load", loads.READS, loads.loads, loads.hold, loads.wrong_in_load),
+    loads.Load: Subject("load", loads.READS, loads.loads, loads.hold, drawn_steps.wrong_in),
     hosts.Misfit: Subject(
         "host", hosts.READS, hosts.misfits, hosts.hold, hosts.wrong_in, hosts.forget, examples=20
     ),

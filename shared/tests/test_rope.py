@@ -34,11 +34,7 @@ def rope_of(name: str, value: Any) -> Rope:
     ("name", "value"),
     [
         *((name, value) for name in REALS for value in (*NO_NUMBERS, *BELOW, *ABOVE)),
-        *(
-            (name, value)
-            for name in MULTIPLIERS
-            for value in (*NO_NUMBERS, NAN, -1.0, 5e-324, *ABOVE)
-        ),
+        *((name, value) for name in MULTIPLIERS for value in NO_MULTIPLIERS),
         *((LENGTH, value) for value in (*NO_NUMBERS, 0, -1, 2**53 + 1, 4096.0, NAN)),
         ("theta", 1.0),
         *((name, np.nextafter(1.0, 0.0)) for name in ("theta", "yarn.factor")),

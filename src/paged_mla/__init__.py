@@ -13,35 +13,8 @@ from paged_mla_shared import __version__
 from paged_mla_shared.lazy import import_name
 
 if TYPE_CHECKING:
-    from paged_mla_optimized import (
-        Bucket,
-        DraftSteps,
-        ExtendWindow,
-        GraphedStep,
-        HeadWeights,
-        LatentCache,
-        LayerConfig,
-        LayerEvents,
-        MlaConfig,
-        MlaLayer,
-        MlaStep,
-        PagedMla,
-        PlannedStep,
-        Prefill,
-        PrefillConfig,
-        RequestMap,
-        Samples,
-        SoftmaxScaleWarning,
-        StaleGraph,
-        StepInputs,
-        StepView,
-        empty_cache,
-        merge_partials,
-        record,
-    )
+    from paged_mla_optimized import *  # noqa: F403 - its __all__ is joined below
     from paged_mla_optimized.parallel import ContextParallelMla, heads_of_rank, local_len
-    from paged_mla_shared.errors import InvalidArgument, Unsupported
-    from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
 _HOMES = {
     "paged_mla_optimized.parallel": ("ContextParallelMla", "heads_of_rank", "local_len"),
@@ -49,41 +22,8 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Bucket",
-    "ContextParallelMla",
-    "DraftSteps",
-    "ExtendWindow",
-    "GraphedStep",
-    "HeadWeights",
-    "InvalidArgument",
-    "LatentCache",
-    "LayerConfig",
-    "LayerEvents",
-    "MlaConfig",
-    "MlaLayer",
-    "MlaStep",
-    "PagedMla",
-    "PlannedStep",
-    "Prefill",
-    "PrefillConfig",
-    "RequestMap",
-    "Rope",
-    "RopePairing",
-    "Samples",
-    "SoftmaxScaleWarning",
-    "StaleGraph",
-    "StepInputs",
-    "StepView",
-    "Unsupported",
-    "Yarn",
-    "__version__",
-    "empty_cache",
-    "heads_of_rank",
-    "local_len",
-    "merge_partials",
-    "record",
-]
+__all__ = ["ContextParallelMla", "__version__", "heads_of_rank", "local_len"]
+__all__ += _kernels.__all__
 
 
 def __getattr__(name: str) -> Any:

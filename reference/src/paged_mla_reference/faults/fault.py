@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -107,7 +108,13 @@ Declare = Callable[[Callable[..., Any]], Fault]
 """Makes a function or class the change of a fault, named and described as it is."""
 
 
-def kernel_fault(fault_class: FaultClass, *rules: str, cites: str = "", akin: str = "") -> Declare:
+def kernel_fault(
+    fault_class: FaultClass,
+    *rules: str,
+    cites: str = "",
+    akin: str = "",
+    through: Callable[[Any, Callable[..., Any]], Any] | None = None,
+) -> Declare:
     """Declare a fault of a kernel.
 
     Parameters
@@ -116,8 +123,18 @@ def kernel_fault(fault_class: FaultClass, *rules: str, cites: str = "", akin: st
     *rules : str
     cites, akin : str
         Citations, separated by spaces: of it, and of something close to it.
+    through : callable or None
+        Takes the right oracle and the decorated function, and returns the wrong oracle. ``None``:
+        the decorated function takes the right oracle and returns the wrong one by itself.
     """
-    return _declare(Kind.KERNEL, fault_class, rules, (cites, akin), Shows.ANSWERS)
+    declare = _declare(Kind.KERNEL, fault_class, rules, (cites, akin), Shows.ANSWERS)
+    if through is None:
+        return declare
+    return lambda change: replace(declare(change), change=partial(_through, through, change))
+
+
+def _through(make: Callable[..., Any], change: Callable[..., Any], oracle: Any) -> Any:
+    return make(oracle, change)
 
 
 def runner_fault(

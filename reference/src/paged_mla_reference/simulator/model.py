@@ -22,9 +22,9 @@ from paged_mla_shared.dims import MlaDims
 State = bytes  # 16, of a token prefix
 
 
-def root(extra_keys: tuple[str, ...], layer: int = 0) -> State:
+def root(extra_keys: tuple[str, ...]) -> State:
     """Return the state before the first token."""
-    digest = hashlib.blake2b(f"layer {layer}".encode(), digest_size=16)
+    digest = hashlib.blake2b(b"layer 0", digest_size=16)
     for key in extra_keys:
         digest.update(len(key).to_bytes(8, "little") + key.encode())
     return digest.digest()
@@ -36,22 +36,15 @@ def follow(state: State, token: int) -> State:
 
 
 class Histories:
-    """States of requests' own tokens, each computed once.
+    """States of requests' own tokens, each computed once."""
 
-    Parameters
-    ----------
-    layer : int
-        Every layer has other numbers.
-    """
-
-    def __init__(self, layer: int = 0) -> None:
-        self._layer = layer
+    def __init__(self) -> None:
         self._states: dict[str, list[State]] = {}
 
     def state(self, request: Request, length: int) -> State:
         """Return the state after the first `length` tokens of a request."""
         if request.id not in self._states:
-            self._states[request.id] = [root(request.extra_keys, self._layer)]
+            self._states[request.id] = [root(request.extra_keys)]
         states = self._states[request.id]
         while len(states) <= length:
             states.append(follow(states[-1], request.tokens[len(states) - 1]))

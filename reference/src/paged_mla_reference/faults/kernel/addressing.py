@@ -110,36 +110,30 @@ def named_slots_pass_through_float32(oracle: Oracle) -> Oracle:
     return _named(oracle, lambda _p, _b, slots: slots.astype(np.float32).astype(np.int64))
 
 
-@kernel_fault(FaultClass.OFFSET, "S-10", cites="vllm-ascend#16775")
-def named_slots_are_read_in_halves(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.OFFSET, "S-10", cites="vllm-ascend#16775", through=_named)
+def named_slots_are_read_in_halves(
+    _p: Problem, _b: Batch, slots: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Named slots are read as 32-bit numbers, so that every second one is the upper half."""
-
-    def change(_p: Problem, _b: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.ascontiguousarray(slots).view(np.int32)[: len(slots)].astype(np.int64)
-
-    return _named(oracle, change)
+    return np.ascontiguousarray(slots).view(np.int32)[: len(slots)].astype(np.int64)
 
 
-@kernel_fault(FaultClass.STRIDE, "S-10")
-def named_slots_are_taken_for_dense(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, "S-10", through=_named)
+def named_slots_are_taken_for_dense(
+    problem: Problem, _: Batch, slots: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Named slots are read by their shape; what lies between them is cut to the cache."""
-
-    def change(problem: Problem, _: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        return as_dense(slots).clip(-1, problem.num_blocks * problem.block_size - 1)
-
-    return _named(oracle, change)
+    return as_dense(slots).clip(-1, problem.num_blocks * problem.block_size - 1)
 
 
-@kernel_fault(FaultClass.WRITE, "S-10")
-def named_slots_are_taken_for_a_run(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", through=_named)
+def named_slots_are_taken_for_a_run(
+    _p: Problem, _b: Batch, slots: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Named slots whose first and last fit a run are taken for one."""
-
-    def change(_p: Problem, _b: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        run = slots[:1] + np.arange(len(slots))
-        fits = len(run) and run[0] >= 0 and run[-1] == slots[-1]
-        return run if fits else slots
-
-    return _named(oracle, change)
+    run = slots[:1] + np.arange(len(slots))
+    fits = len(run) and run[0] >= 0 and run[-1] == slots[-1]
+    return run if fits else slots
 
 
 @kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", "S-10")
@@ -175,15 +169,15 @@ def block_ids_keep_24_bits(oracle: Oracle) -> Oracle:
     return _keeping_bits(oracle, 24)
 
 
-@kernel_fault(FaultClass.OFFSET, "S-1", "S-4", "S-5", "S-6", "S-7", cites="vllm-ascend#16490")
-def blocks_past_2_16_are_not_read(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.OFFSET, "S-1", "S-4", "S-5", "S-6", "S-7", cites="vllm-ascend#16490", through=seeing
+)
+def blocks_past_2_16_are_not_read(
+    problem: Problem, batch: Batch, row: int, seen: NDArray[np.bool_]
+) -> Any:
     """Blocks whose id needs a 17th bit hold no visible key."""
-
-    def change(problem: Problem, batch: Batch, row: int, seen: NDArray[np.bool_]) -> Any:
-        ids = np.repeat(batch.block_table[row], problem.block_size)
-        return seen & (ids[: seen.shape[1]] < 2**16)
-
-    return seeing(oracle, change)
+    ids = np.repeat(batch.block_table[row], problem.block_size)
+    return seen & (ids[: seen.shape[1]] < 2**16)
 
 
 def _every_block(image: CacheImage) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -256,36 +250,24 @@ def queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
     )
 
 
-@kernel_fault(FaultClass.STRIDE, "S-5", "S-9")
-def heads_of_queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, "S-5", "S-9", through=with_batch)
+def heads_of_queries_are_taken_for_dense(_: Problem, batch: Batch) -> Batch:
     """Heads of q_nope are taken to lie side by side, whatever lies between two tokens."""
-
-    def change(_: Problem, batch: Batch) -> Batch:
-        tokens = [as_dense(token) for token in batch.q_nope]
-        return replace(batch, q_nope=np.stack(tokens)) if tokens else batch
-
-    return with_batch(oracle, change)
+    tokens = [as_dense(token) for token in batch.q_nope]
+    return replace(batch, q_nope=np.stack(tokens)) if tokens else batch
 
 
-@kernel_fault(FaultClass.STRIDE, "S-1", "S-4", "S-5", "S-7", "S-9")
-def lengths_are_taken_for_dense(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, "S-1", "S-4", "S-5", "S-7", "S-9", through=with_batch)
+def lengths_are_taken_for_dense(_: Problem, batch: Batch) -> Batch:
     """Lengths of rows are read by their shape; what lies between them ends with the longest."""
-
-    def change(_: Problem, batch: Batch) -> Batch:
-        longest = batch.seq_lens.max(initial=0)
-        return replace(batch, seq_lens=np.minimum(as_dense(batch.seq_lens), longest))
-
-    return with_batch(oracle, change)
+    longest = batch.seq_lens.max(initial=0)
+    return replace(batch, seq_lens=np.minimum(as_dense(batch.seq_lens), longest))
 
 
-@kernel_fault(FaultClass.STRIDE, "S-4", "S-5", "S-7", "S-9", "S-14")
-def masks_are_taken_for_dense(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, "S-4", "S-5", "S-7", "S-9", "S-14", through=with_batch)
+def masks_are_taken_for_dense(_: Problem, batch: Batch) -> Batch:
     """A mask is read by its shape, not by its strides."""
-
-    def change(_: Problem, batch: Batch) -> Batch:
-        return batch if batch.mask is None else replace(batch, mask=as_dense(batch.mask))
-
-    return with_batch(oracle, change)
+    return batch if batch.mask is None else replace(batch, mask=as_dense(batch.mask))
 
 
 @kernel_fault(FaultClass.STRIDE, "S-10", cites="vllm#43152")
@@ -294,13 +276,11 @@ def latents_are_taken_for_dense(oracle: Oracle) -> Oracle:
     return appending(oracle, lambda _, b: replace(b, ckv=as_dense(b.ckv), k_pe=as_dense(b.k_pe)))
 
 
-@kernel_fault(FaultClass.STRIDE, "S-10", cites="flashinfer@fp8-kpe-row-aliasing-test")
-def k_pe_takes_the_stride_of_ckv(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.STRIDE, "S-10", cites="flashinfer@fp8-kpe-row-aliasing-test", through=appending
+)
+def k_pe_takes_the_stride_of_ckv(problem: Problem, batch: Batch) -> Batch:
     """Rows of k_pe are found with the stride of ckv, so that later ones come again."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        ratio = problem.dims.kv_lora_rank // problem.dims.qk_rope_head_dim
-        rows = np.arange(batch.num_tokens) * ratio % max(batch.num_tokens, 1)
-        return replace(batch, k_pe=batch.k_pe[rows])
-
-    return appending(oracle, change)
+    ratio = problem.dims.kv_lora_rank // problem.dims.qk_rope_head_dim
+    rows = np.arange(batch.num_tokens) * ratio % max(batch.num_tokens, 1)
+    return replace(batch, k_pe=batch.k_pe[rows])

@@ -54,34 +54,22 @@ def _over_codes(
     return replace(oracle, attend=attend)
 
 
-@kernel_fault(FaultClass.CAUSAL, "S-4", *READ)
-def codes_are_always_causal(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.CAUSAL, "S-4", *READ, through=_over_codes)
+def codes_are_always_causal(problem: Problem, batch: Batch) -> tuple[Problem, Batch]:
     """Over formats of 8 bits a step without a causal mask gets one."""
-
-    def change(problem: Problem, batch: Batch) -> tuple[Problem, Batch]:
-        causal = problem.mask is Mask.NON_CAUSAL
-        return (replace(problem, mask=Mask.CAUSAL) if causal else problem), batch
-
-    return _over_codes(oracle, change)
+    causal = problem.mask is Mask.NON_CAUSAL
+    return (replace(problem, mask=Mask.CAUSAL) if causal else problem), batch
 
 
-@kernel_fault(FaultClass.MASK, "S-4", "S-14", *READ)
-def full_masks_over_codes_are_chains(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.MASK, "S-4", "S-14", *READ, through=_over_codes)
+def full_masks_over_codes_are_chains(problem: Problem, batch: Batch) -> tuple[Problem, Batch]:
     """Over formats of 8 bits a mask spelled FULL is not read."""
-
-    def change(problem: Problem, batch: Batch) -> tuple[Problem, Batch]:
-        if problem.mask is not Mask.TREE or problem.mask_spelling is not MaskSpelling.FULL:
-            return problem, batch
-        return replace(problem, mask=Mask.CAUSAL, max_draft_tokens=0), replace(batch, mask=None)
-
-    return _over_codes(oracle, change)
+    if problem.mask is not Mask.TREE or problem.mask_spelling is not MaskSpelling.FULL:
+        return problem, batch
+    return replace(problem, mask=Mask.CAUSAL, max_draft_tokens=0), replace(batch, mask=None)
 
 
-@kernel_fault(FaultClass.TRUNCATED, "S-4", *READ)
-def codes_past_2048_keys_are_dropped(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, "S-4", *READ, through=seeing)
+def codes_past_2048_keys_are_dropped(problem: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
     """Over formats of 8 bits a buffer holds 2048 keys of a row."""
-
-    def change(problem: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
-        return seen if problem.layout.format.is_plain else only_before(seen, 2048)
-
-    return seeing(oracle, change)
+    return seen if problem.layout.format.is_plain else only_before(seen, 2048)

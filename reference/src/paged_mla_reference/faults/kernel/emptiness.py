@@ -58,45 +58,37 @@ def empty_rows_have_the_sentinel_as_lse(oracle: Oracle) -> Oracle:
     return _where_empty(oracle, lse=-1e30)
 
 
-@kernel_fault(FaultClass.EMPTY, "S-6")
-def padded_rows_of_non_causal_steps_have_an_infinite_lse(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.EMPTY, "S-6", through=answering)
+def padded_rows_of_non_causal_steps_have_an_infinite_lse(
+    problem: Problem, batch: Batch, answer: Output
+) -> Output:
     """Without a causal mask lse of a padded row's queries is +inf."""
-
-    def change(problem: Problem, batch: Batch, answer: Output) -> Output:
-        if problem.mask is Mask.NON_CAUSAL:
-            answer.lse[of_rows(batch, batch.seq_lens == 0)] = np.inf
-        return answer
-
-    return answering(oracle, change)
+    if problem.mask is Mask.NON_CAUSAL:
+        answer.lse[of_rows(batch, batch.seq_lens == 0)] = np.inf
+    return answer
 
 
-@kernel_fault(FaultClass.EMPTY, "S-6")
-def padding_past_256_tokens_is_not_written(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.EMPTY, "S-6", through=answering)
+def padding_past_256_tokens_is_not_written(_p: Problem, batch: Batch, answer: Output) -> Output:
     """Padded tokens past the 256th at the end of a step keep what was in memory."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        late = int(batch.cu_seqlens_q[-1]) + 256
-        answer.out[late:], answer.lse[late:] = 0.25, 0.25
-        return answer
-
-    return answering(oracle, change)
+    late = int(batch.cu_seqlens_q[-1]) + 256
+    answer.out[late:], answer.lse[late:] = 0.25, 0.25
+    return answer
 
 
-@kernel_fault(FaultClass.EMPTY, "S-2", "S-5", "S-6", "S-7", cites="flashinfer@446a0adf1")
-def rows_without_queries_take_a_token(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.EMPTY, "S-2", "S-5", "S-6", "S-7", cites="flashinfer@446a0adf1", through=answering
+)
+def rows_without_queries_take_a_token(_p: Problem, batch: Batch, answer: Output) -> Output:
     """Rows behind one without queries answer one token late."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        late = 0
-        out, lse = answer.out.copy(), answer.lse.copy()
-        for span in query_spans(batch):
-            if span.start == span.stop:
-                late += 1
-            source = np.minimum(np.arange(span.start, span.stop) + late, max(len(out) - 1, 0))
-            out[span], lse[span] = answer.out[source], answer.lse[source]
-        return Output(out, lse)
-
-    return answering(oracle, change)
+    late = 0
+    out, lse = answer.out.copy(), answer.lse.copy()
+    for span in query_spans(batch):
+        if span.start == span.stop:
+            late += 1
+        source = np.minimum(np.arange(span.start, span.stop) + late, max(len(out) - 1, 0))
+        out[span], lse[span] = answer.out[source], answer.lse[source]
+    return Output(out, lse)
 
 
 def _ending(oracle: Oracle, first: int) -> Oracle:
@@ -123,42 +115,30 @@ def rows_behind_a_late_empty_one_are_not_served(oracle: Oracle) -> Oracle:
     return _ending(oracle, 32)
 
 
-@kernel_fault(FaultClass.EMPTY, "S-1", "S-2", "S-5", "S-7", "S-9")
-def rows_behind_one_without_queries_take_its_table(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.EMPTY, "S-1", "S-2", "S-5", "S-7", "S-9", through=with_batch)
+def rows_behind_one_without_queries_take_its_table(problem: Problem, batch: Batch) -> Batch:
     """A row behind one that has keys and no queries reads the table of that."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        table = batch.block_table.copy()
-        idle = np.flatnonzero((batch.seq_lens[:-1] > 0) & (batch.query_lens[:-1] == 0))
-        table[idle + 1] = batch.block_table[idle] % problem.num_blocks
-        return replace(batch, block_table=table)
-
-    return with_batch(oracle, change)
+    table = batch.block_table.copy()
+    idle = np.flatnonzero((batch.seq_lens[:-1] > 0) & (batch.query_lens[:-1] == 0))
+    table[idle + 1] = batch.block_table[idle] % problem.num_blocks
+    return replace(batch, block_table=table)
 
 
-@kernel_fault(FaultClass.PAD_VALUE, "S-6", "S-9", cites="vllm#37442")
-def padded_tokens_get_the_last_answer(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PAD_VALUE, "S-6", "S-9", cites="vllm#37442", through=answering)
+def padded_tokens_get_the_last_answer(_p: Problem, batch: Batch, answer: Output) -> Output:
     """Tokens past the last row repeat its last token."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        live = int(batch.cu_seqlens_q[-1])
-        if live:
-            answer.out[live:], answer.lse[live:] = answer.out[live - 1], answer.lse[live - 1]
-        return answer
-
-    return answering(oracle, change)
+    live = int(batch.cu_seqlens_q[-1])
+    if live:
+        answer.out[live:], answer.lse[live:] = answer.out[live - 1], answer.lse[live - 1]
+    return answer
 
 
-@kernel_fault(FaultClass.LEAK, "S-9", cites="vllm#37442")
-def padded_queries_spoil_a_shared_maximum(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LEAK, "S-9", cites="vllm#37442", through=answering)
+def padded_queries_spoil_a_shared_maximum(_p: Problem, batch: Batch, answer: Output) -> Output:
     """NaN in a padded query reaches every answer through one scale for the batch."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        if np.isnan(batch.q_nope.astype(np.float32)).any():
-            answer.out[:] = np.nan
-        return answer
-
-    return answering(oracle, change)
+    if np.isnan(batch.q_nope.astype(np.float32)).any():
+        answer.out[:] = np.nan
+    return answer
 
 
 def _leaking(oracle: Oracle, poisoned: Any) -> Oracle:
@@ -193,28 +173,26 @@ def _last_block(problem: Problem, batch: Batch, row: int) -> NDArray[np.int64]:
     return batch.block_table[row, last : last + 1].astype(np.int64)
 
 
-@kernel_fault(FaultClass.LEAK, "S-9")
-def unused_slots_of_chunks_weigh_zero(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LEAK, "S-9", through=_leaking)
+def unused_slots_of_chunks_weigh_zero(
+    problem: Problem, batch: Batch, row: int
+) -> NDArray[np.int64]:
     """In rows of more than 17 queries slots past the row's length enter with weight 0."""
-
-    def last_block(problem: Problem, batch: Batch, row: int) -> NDArray[np.int64]:
-        last = _last_block(problem, batch, row)
-        return last if batch.query_lens[row] > 17 else last[:0]
-
-    return _leaking(oracle, last_block)
+    last = _last_block(problem, batch, row)
+    return last if batch.query_lens[row] > 17 else last[:0]
 
 
-@kernel_fault(FaultClass.LEAK, "S-9", cites="aiter#4245 sglang#36207 sglang#36003")
-def absent_blocks_are_folded_to_block_0(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.LEAK, "S-9", cites="aiter#4245 sglang#36207 sglang#36003", through=_leaking
+)
+def absent_blocks_are_folded_to_block_0(
+    problem: Problem, batch: Batch, row: int
+) -> NDArray[np.int64]:
     """Table entries that name no block read block 0, with weight 0."""
-
-    def block_0(problem: Problem, batch: Batch, row: int) -> NDArray[np.int64]:
-        used = blocks_of(int(batch.seq_lens[row]), problem.block_size)
-        tail = batch.block_table[row, used:]
-        absent = (tail < 0) | (tail >= problem.num_blocks)
-        return np.zeros(int(absent.any()), np.int64)
-
-    return _leaking(oracle, block_0)
+    used = blocks_of(int(batch.seq_lens[row]), problem.block_size)
+    tail = batch.block_table[row, used:]
+    absent = (tail < 0) | (tail >= problem.num_blocks)
+    return np.zeros(int(absent.any()), np.int64)
 
 
 @kernel_fault(FaultClass.LEAK, "S-6", "S-9", cites="vllm#47305")

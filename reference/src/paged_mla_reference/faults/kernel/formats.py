@@ -100,40 +100,28 @@ def the_layers_scale_is_applied_twice(oracle: Oracle) -> Oracle:
     return _seen(oracle, lambda image: _with_layer_scale(image, image.layout.scale**2))
 
 
-@kernel_fault(FaultClass.SCALE, *READ, cites="vllm#42580")
-def fp8_query_drops_the_k_scale(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SCALE, *READ, cites="vllm#42580", through=with_batch)
+def fp8_query_drops_the_k_scale(problem: Problem, batch: Batch) -> Batch:
     """Scores are those of unscaled keys; values have their scale."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        if not _is_flat(problem):
-            return batch
-        names = ("q_nope", "q_pe")
-        unscaled = {name: widen(getattr(batch, name)) / problem.cache_scale for name in names}
-        return replace(batch, **{n: round_to(x, problem.dtype) for n, x in unscaled.items()})
-
-    return with_batch(oracle, change)
+    if not _is_flat(problem):
+        return batch
+    names = ("q_nope", "q_pe")
+    unscaled = {name: widen(getattr(batch, name)) / problem.cache_scale for name in names}
+    return replace(batch, **{n: round_to(x, problem.dtype) for n, x in unscaled.items()})
 
 
-@kernel_fault(FaultClass.SCALE, *READ, cites="vllm#37054")
-def values_take_no_scale(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SCALE, *READ, cites="vllm#37054", through=answering)
+def values_take_no_scale(problem: Problem, _: Batch, answer: Output) -> Output:
     """Scores are right; the sum of values is not multiplied by the layer's scale."""
-
-    def change(problem: Problem, _: Batch, answer: Output) -> Output:
-        scale = problem.cache_scale if _is_flat(problem) else 1.0
-        return replace(answer, out=answer.out / answer.out.dtype.type(scale))
-
-    return answering(oracle, change)
+    scale = problem.cache_scale if _is_flat(problem) else 1.0
+    return replace(answer, out=answer.out / answer.out.dtype.type(scale))
 
 
-@kernel_fault(FaultClass.SCALE, *READ, akin="vllm#37054")
-def rotated_keys_are_read_unscaled(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SCALE, *READ, akin="vllm#37054", through=with_batch)
+def rotated_keys_are_read_unscaled(problem: Problem, batch: Batch) -> Batch:
     """The layer's scale reaches the latents of a score alone."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        scale = problem.cache_scale if _is_flat(problem) else 1.0
-        return replace(batch, q_pe=round_to(widen(batch.q_pe) / scale, problem.dtype))
-
-    return with_batch(oracle, change)
+    scale = problem.cache_scale if _is_flat(problem) else 1.0
+    return replace(batch, q_pe=round_to(widen(batch.q_pe) / scale, problem.dtype))
 
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN, cites="vllm#42956")
@@ -201,16 +189,12 @@ def scales_lose_their_mantissa(oracle: Oracle) -> Oracle:
     return _seen(oracle, lambda image: _with_scales(image, exponent, exponent))
 
 
-@kernel_fault(FaultClass.STRIDE, *READ, cites="vllm#49716 vllm#50702")
-def scales_take_computed_strides(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, *READ, cites="vllm#49716 vllm#50702", through=_seen)
+def scales_take_computed_strides(image: CacheImage) -> CacheImage:
     """Where blocks have gaps between them, a block's scales are those of another."""
-
-    def change(image: CacheImage) -> CacheImage:
-        if not image.layout.block_padding:
-            return image
-        return _with_scales(image, _as_they_are, lambda scales: np.roll(scales, 1, axis=0))
-
-    return _seen(oracle, change)
+    if not image.layout.block_padding:
+        return image
+    return _with_scales(image, _as_they_are, lambda scales: np.roll(scales, 1, axis=0))
 
 
 @kernel_fault(FaultClass.STRIDE, *READ)

@@ -75,19 +75,15 @@ def an_mscale_all_dim_of_0_is_taken_for_unset(oracle: Oracle) -> Oracle:
     )
 
 
-@kernel_fault(FaultClass.ROPE, *TURNED)
-def yarn_begins_past_its_original_context(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, *TURNED, through=rotating)
+def yarn_begins_past_its_original_context(x: Array, positions: Positions, rope: Rope) -> Array:
     """Positions below `original_max_position` are rotated at the frequencies without YaRN."""
-
-    def rotation(x: Array, positions: Positions, rope: Rope) -> Array:
-        turned = rotate(x, positions, rope)
-        if rope.yarn is not None:
-            near = positions < rope.yarn.original_max_position
-            plain = rotate(x[near], positions[near], replace(rope, yarn=None))
-            turned[near] = magnitude(rope) * plain
-        return turned
-
-    return rotating(oracle, rotation)
+    turned = rotate(x, positions, rope)
+    if rope.yarn is not None:
+        near = positions < rope.yarn.original_max_position
+        plain = rotate(x[near], positions[near], replace(rope, yarn=None))
+        turned[near] = magnitude(rope) * plain
+    return turned
 
 
 def _with_ramp(oracle: Oracle, ends: Callable[[float, Yarn, int], Ends]) -> Oracle:
@@ -115,34 +111,22 @@ def _ends(theta: float, yarn: Yarn, dim: int) -> Ends:
     return fast, slow
 
 
-@kernel_fault(FaultClass.ROPE, *TURNED)
-def the_yarn_ramp_takes_theta_for_10000(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, *TURNED, through=_with_ramp)
+def the_yarn_ramp_takes_theta_for_10000(_: float, yarn: Yarn, dim: int) -> Ends:
     """YaRN's ramp is computed from a base of 10000, whatever the base of the rotation is."""
-
-    def ends(_: float, yarn: Yarn, dim: int) -> Ends:
-        low, high = _ends(1e4, yarn, dim)
-        return max(math.floor(low), 0), min(math.ceil(high), dim - 1)
-
-    return _with_ramp(oracle, ends)
+    low, high = _ends(1e4, yarn, dim)
+    return max(math.floor(low), 0), min(math.ceil(high), dim - 1)
 
 
-@kernel_fault(FaultClass.ROPE, *TURNED)
-def the_yarn_ramp_ends_at_the_last_pair(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, *TURNED, through=_with_ramp)
+def the_yarn_ramp_ends_at_the_last_pair(theta: float, yarn: Yarn, dim: int) -> Ends:
     """The end of YaRN's ramp is cut at the number of pairs, not at that of elements."""
-
-    def ends(theta: float, yarn: Yarn, dim: int) -> Ends:
-        low, high = _ends(theta, yarn, dim)
-        return max(math.floor(low), 0), min(math.ceil(high), dim // 2 - 1)
-
-    return _with_ramp(oracle, ends)
+    low, high = _ends(theta, yarn, dim)
+    return max(math.floor(low), 0), min(math.ceil(high), dim // 2 - 1)
 
 
-@kernel_fault(FaultClass.ROPE, *TURNED)
-def the_yarn_ramp_is_not_rounded(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, *TURNED, through=_with_ramp)
+def the_yarn_ramp_is_not_rounded(theta: float, yarn: Yarn, dim: int) -> Ends:
     """The ends of YaRN's ramp are not rounded to whole pairs."""
-
-    def ends(theta: float, yarn: Yarn, dim: int) -> Ends:
-        low, high = _ends(theta, yarn, dim)
-        return max(low, 0.0), min(high, dim - 1.0)
-
-    return _with_ramp(oracle, ends)
+    low, high = _ends(theta, yarn, dim)
+    return max(low, 0.0), min(high, dim - 1.0)

@@ -38,18 +38,16 @@ def gather_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
     return _reading(oracle, wrapping(31))
 
 
-@kernel_fault(FaultClass.TABLE_TAIL, "S-1", "S-9", cites="vllm#27909 vllm#45537 vllm#49427")
-def gather_reads_every_table_entry(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.TABLE_TAIL, "S-1", "S-9", cites="vllm#27909 vllm#45537 vllm#49427", through=_reading
+)
+def gather_reads_every_table_entry(problem: Problem, batch: Batch) -> Batch:
     """Gathered context takes its last block from the end of the table."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        table = batch.block_table.copy()
-        for row, seq_len in enumerate(batch.seq_lens.tolist()):
-            if seq_len:
-                table[row, blocks_of(seq_len, problem.block_size) - 1] = table[row, -1]
-        return replace(batch, block_table=table)
-
-    return _reading(oracle, change)
+    table = batch.block_table.copy()
+    for row, seq_len in enumerate(batch.seq_lens.tolist()):
+        if seq_len:
+            table[row, blocks_of(seq_len, problem.block_size) - 1] = table[row, -1]
+    return replace(batch, block_table=table)
 
 
 @kernel_fault(FaultClass.STRIDE, "S-1", "S-9")
@@ -153,35 +151,25 @@ def _repeating(oracle: Oracle, change: Callable[[Batch, int, Ints], Ints]) -> Or
     return replace(oracle, gather_context=gather)
 
 
-@kernel_fault(FaultClass.TRUNCATED, "S-1", "S-9")
-def gathers_repeat_the_last_token_of_a_context(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, "S-1", "S-9", through=_repeating)
+def gathers_repeat_the_last_token_of_a_context(batch: Batch, row: int, tokens: Ints) -> Ints:
     """For a row of more than 58 new tokens a gather repeats the last one before them."""
-
-    def change(batch: Batch, row: int, tokens: Ints) -> Ints:
-        context = context_of(batch, row)
-        long = batch.query_lens[row] > 58 and context
-        return np.minimum(tokens, tokens[context - 1]) if long else tokens
-
-    return _repeating(oracle, change)
+    context = context_of(batch, row)
+    long = batch.query_lens[row] > 58 and context
+    return np.minimum(tokens, tokens[context - 1]) if long else tokens
 
 
-@kernel_fault(FaultClass.EMPTY, "S-1", "S-9")
-def gathered_rows_without_queries_repeat_their_first_token(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.EMPTY, "S-1", "S-9", through=_repeating)
+def gathered_rows_without_queries_repeat_their_first_token(
+    batch: Batch, row: int, tokens: Ints
+) -> Ints:
     """A gather repeats the first token of rows without queries."""
-
-    def change(batch: Batch, row: int, tokens: Ints) -> Ints:
-        return tokens if batch.query_lens[row] else np.full_like(tokens, tokens[0])
-
-    return _repeating(oracle, change)
+    return tokens if batch.query_lens[row] else np.full_like(tokens, tokens[0])
 
 
-@kernel_fault(FaultClass.EMPTY, "S-1", "S-9")
-def gathered_rows_behind_an_empty_one_take_a_token(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.EMPTY, "S-1", "S-9", through=_repeating)
+def gathered_rows_behind_an_empty_one_take_a_token(batch: Batch, row: int, tokens: Ints) -> Ints:
     """The first gathered token of a row behind one without keys is the last one before it."""
-
-    def change(batch: Batch, row: int, tokens: Ints) -> Ints:
-        if row and tokens[0] and not batch.seq_lens[row - 1]:
-            tokens[0] -= 1
-        return tokens
-
-    return _repeating(oracle, change)
+    if row and tokens[0] and not batch.seq_lens[row - 1]:
+        tokens[0] -= 1
+    return tokens

@@ -28,31 +28,25 @@ def _with(
     return replace(oracle, layer=wrong)
 
 
-@kernel_fault(FaultClass.TRUNCATED, "S-21")
-def chunks_past_the_first_are_dropped(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, "S-21", through=_with)
+def chunks_past_the_first_are_dropped(batch: PrefillBatch, workspace: int) -> list[PrefillBatch]:
     """A context that does not fit the workspace ends with it."""
-
-    def parts(batch: PrefillBatch, workspace: int) -> list[PrefillBatch]:
-        first, *others = chunked.parts_of(batch, workspace)
-        return [first, *others[-1:]]
-
-    return _with(oracle, parts)
+    first, *others = chunked.parts_of(batch, workspace)
+    return [first, *others[-1:]]
 
 
-@kernel_fault(FaultClass.POSITION, "S-21")
-def every_chunk_begins_at_the_first_token(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.POSITION, "S-21", through=_with)
+def every_chunk_begins_at_the_first_token(
+    batch: PrefillBatch, workspace: int
+) -> list[PrefillBatch]:
     """Chunks are as long as they should be, and all read a row from its beginning."""
-
-    def parts(batch: PrefillBatch, workspace: int) -> list[PrefillBatch]:
-        contexts = (batch.seq_lens - batch.query_lens).astype(np.int64)
-        wrong = [
-            ContextChunk(np.zeros_like(chunk.starts), chunk.lens)
-            for chunk in context_chunks(contexts, workspace)
-        ]
-        chunks = [replace(of_keys(batch, chunk), causal=False) for chunk in wrong]
-        return [*chunks, chunked.parts_of(batch, workspace)[-1]]
-
-    return _with(oracle, parts)
+    contexts = (batch.seq_lens - batch.query_lens).astype(np.int64)
+    wrong = [
+        ContextChunk(np.zeros_like(chunk.starts), chunk.lens)
+        for chunk in context_chunks(contexts, workspace)
+    ]
+    chunks = [replace(of_keys(batch, chunk), causal=False) for chunk in wrong]
+    return [*chunks, chunked.parts_of(batch, workspace)[-1]]
 
 
 @kernel_fault(FaultClass.LSE, "S-21", "S-8", cites="sglang#40903")

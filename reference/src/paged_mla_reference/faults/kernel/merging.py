@@ -26,102 +26,72 @@ def _merged(oracle: Oracle, change: Callable[[Partials, Output], Output]) -> Ora
     return replace(oracle, merge=lambda partials: change(partials, oracle.merge(partials)))
 
 
-@kernel_fault(FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton vllm#27491")
-def empty_partials_are_multiplied_by_zero(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton vllm#27491", through=_merged
+)
+def empty_partials_are_multiplied_by_zero(partials: Partials, answer: Output) -> Output:
     """An empty partial is weighed by 0, which NaN survives."""
-
-    def change(partials: Partials, answer: Output) -> Output:
-        return Output(answer.out + np.sum([0 * p.out for p in partials], axis=0), answer.lse)
-
-    return _merged(oracle, change)
+    return Output(answer.out + np.sum([0 * p.out for p in partials], axis=0), answer.lse)
 
 
-@kernel_fault(FaultClass.PARTIAL, "S-8", cites="vllm#27491 flashinfer#4051 vllm#39148")
-def two_empty_partials_are_nan(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.PARTIAL, "S-8", cites="vllm#27491 flashinfer#4051 vllm#39148", through=_merged
+)
+def two_empty_partials_are_nan(_: Partials, answer: Output) -> Output:
     """-inf minus -inf is not caught."""
-
-    def change(_: Partials, answer: Output) -> Output:
-        answer.out[np.isneginf(answer.lse)] = np.nan
-        return answer
-
-    return _merged(oracle, change)
+    answer.out[np.isneginf(answer.lse)] = np.nan
+    return answer
 
 
-@kernel_fault(FaultClass.PARTIAL, "S-8", cites="vllm#28181")
-def empty_queries_keep_their_first_partial(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PARTIAL, "S-8", cites="vllm#28181", through=_merged)
+def empty_queries_keep_their_first_partial(partials: Partials, answer: Output) -> Output:
     """A query that sees nothing anywhere gets what the first partial holds."""
-
-    def change(partials: Partials, answer: Output) -> Output:
-        empty = np.isneginf(answer.lse)
-        answer.out[empty] = partials[0].out[empty]
-        return answer
-
-    return _merged(oracle, change)
+    empty = np.isneginf(answer.lse)
+    answer.out[empty] = partials[0].out[empty]
+    return answer
 
 
-@kernel_fault(FaultClass.PARTIAL, "S-8", akin="vllm#28181")
-def a_single_partial_is_copied(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PARTIAL, "S-8", akin="vllm#28181", through=_merged)
+def a_single_partial_is_copied(partials: Partials, answer: Output) -> Output:
     """Nobody looks into a partial that comes alone."""
-
-    def change(partials: Partials, answer: Output) -> Output:
-        return answer if len(partials) > 1 else Output(partials[0].out.copy(), answer.lse)
-
-    return _merged(oracle, change)
+    return answer if len(partials) > 1 else Output(partials[0].out.copy(), answer.lse)
 
 
-@kernel_fault(FaultClass.PARTIAL, "S-8", akin="flashinfer#4051")
-def a_single_empty_partial_has_no_lse(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PARTIAL, "S-8", akin="flashinfer#4051", through=_merged)
+def a_single_empty_partial_has_no_lse(partials: Partials, answer: Output) -> Output:
     """-inf minus -inf is not caught in a partial that comes alone."""
-
-    def change(partials: Partials, answer: Output) -> Output:
-        if len(partials) == 1:
-            answer.lse[np.isneginf(answer.lse)] = np.nan
-        return answer
-
-    return _merged(oracle, change)
+    if len(partials) == 1:
+        answer.lse[np.isneginf(answer.lse)] = np.nan
+    return answer
 
 
-@kernel_fault(FaultClass.PARTIAL, "S-8", cites="vllm#49294")
-def an_empty_partial_weighs_as_lse_0(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PARTIAL, "S-8", cites="vllm#49294", through=_merging)
+def an_empty_partial_weighs_as_lse_0(partials: Partials) -> Partials:
     """An empty partial takes part with lse 0."""
-
-    def change(partials: Partials) -> Partials:
-        return [Output(np.nan_to_num(p.out), np.nan_to_num(p.lse, neginf=0.0)) for p in partials]
-
-    return _merging(oracle, change)
+    return [Output(np.nan_to_num(p.out), np.nan_to_num(p.lse, neginf=0.0)) for p in partials]
 
 
-@kernel_fault(FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton")
-def a_query_empty_in_one_partial_is_lost(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton", through=_merged)
+def a_query_empty_in_one_partial_is_lost(partials: Partials, answer: Output) -> Output:
     """A query that sees nothing in one partial gets nothing at all."""
-
-    def change(partials: Partials, answer: Output) -> Output:
-        lost = np.any([np.isneginf(p.lse) for p in partials], axis=0)
-        answer.out[lost], answer.lse[lost] = 0, -np.inf
-        return answer
-
-    return _merged(oracle, change)
+    lost = np.any([np.isneginf(p.lse) for p in partials], axis=0)
+    answer.out[lost], answer.lse[lost] = 0, -np.inf
+    return answer
 
 
-@kernel_fault(FaultClass.SPLIT, "S-8", cites="sglang#33064 sglang#34240 vllm#43919")
-def merge_takes_lse_for_base_2(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.SPLIT, "S-8", cites="sglang#33064 sglang#34240 vllm#43919", through=_merging
+)
+def merge_takes_lse_for_base_2(partials: Partials) -> Partials:
     """Weights are powers of two."""
-
-    def change(partials: Partials) -> Partials:
-        return [Output(p.out, p.lse * np.float32(np.log(2))) for p in partials]
-
-    return _merging(oracle, change)
+    return [Output(p.out, p.lse * np.float32(np.log(2))) for p in partials]
 
 
-@kernel_fault(FaultClass.SPLIT, "S-8", akin="vllm#47188")
-def partials_are_averaged(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SPLIT, "S-8", akin="vllm#47188", through=_merged)
+def partials_are_averaged(partials: Partials, answer: Output) -> Output:
     """Partials weigh the same, whatever they saw."""
-
-    def change(partials: Partials, answer: Output) -> Output:
-        np.mean([np.nan_to_num(p.out) for p in partials], axis=0, out=answer.out)
-        return answer
-
-    return _merged(oracle, change)
+    np.mean([np.nan_to_num(p.out) for p in partials], axis=0, out=answer.out)
+    return answer
 
 
 @kernel_fault(
@@ -138,15 +108,11 @@ def partials_past_64_are_left_out(oracle: Oracle) -> Oracle:
     return _merging(oracle, lambda partials: partials[:64])
 
 
-@kernel_fault(FaultClass.SPLIT, "S-8", cites="TensorRT-LLM#19112")
-def merged_lse_is_the_largest(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SPLIT, "S-8", cites="TensorRT-LLM#19112", through=_merged)
+def merged_lse_is_the_largest(partials: Partials, answer: Output) -> Output:
     """The merged lse is that of the heaviest partial."""
-
-    def change(partials: Partials, answer: Output) -> Output:
-        np.max(np.stack([p.lse for p in partials]), axis=0, out=answer.lse)
-        return answer
-
-    return _merged(oracle, change)
+    np.max(np.stack([p.lse for p in partials]), axis=0, out=answer.lse)
+    return answer
 
 
 @kernel_fault(FaultClass.SPLIT, "S-8", cites="cutlass#2274")
@@ -168,57 +134,37 @@ def _weighed_against(base: NDArray[np.float32], partials: Partials) -> Output:
         return Output(out.astype(np.float32), base + np.log(total))
 
 
-@kernel_fault(FaultClass.SPLIT, "S-8")
-def merge_weights_are_shifted_by_the_first(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SPLIT, "S-8", through=_merged)
+def merge_weights_are_shifted_by_the_first(partials: Partials, _: Output) -> Output:
     """Partials are weighed against the first that is not empty, not against the largest."""
-
-    def change(partials: Partials, _: Output) -> Output:
-        base = partials[0].lse
-        for partial in partials[1:]:
-            base = np.where(np.isneginf(base), partial.lse, base)
-        return _weighed_against(np.where(np.isneginf(base), np.float32(0), base), partials)
-
-    return _merged(oracle, change)
+    base = partials[0].lse
+    for partial in partials[1:]:
+        base = np.where(np.isneginf(base), partial.lse, base)
+    return _weighed_against(np.where(np.isneginf(base), np.float32(0), base), partials)
 
 
-@kernel_fault(FaultClass.PRECISION, "S-8", cites="FastDeploy#5541")
-def merge_in_half_precision(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PRECISION, "S-8", cites="FastDeploy#5541", through=_merging)
+def merge_in_half_precision(partials: Partials) -> Partials:
     """Partials are rounded to float16 before they are merged."""
-
-    def change(partials: Partials) -> Partials:
-        return [Output(p.out.astype(np.float16).astype(np.float32), p.lse) for p in partials]
-
-    return _merging(oracle, change)
+    return [Output(p.out.astype(np.float16).astype(np.float32), p.lse) for p in partials]
 
 
-@kernel_fault(FaultClass.LAYOUT, "S-8", cites="vllm@FLASH_ATTN_MLA")
-def merge_reads_lse_as_heads_by_tokens(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LAYOUT, "S-8", cites="vllm@FLASH_ATTN_MLA", through=_merging)
+def merge_reads_lse_as_heads_by_tokens(partials: Partials) -> Partials:
     """The lse of partials is read as [H, T]."""
-
-    def change(partials: Partials) -> Partials:
-        return [Output(p.out, np.ascontiguousarray(p.lse.T).reshape(p.lse.shape)) for p in partials]
-
-    return _merging(oracle, change)
+    return [Output(p.out, np.ascontiguousarray(p.lse.T).reshape(p.lse.shape)) for p in partials]
 
 
-@kernel_fault(FaultClass.STRIDE, "S-8", cites="vllm#21996")
-def merge_takes_lse_for_dense(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, "S-8", cites="vllm#21996", through=_merging)
+def merge_takes_lse_for_dense(partials: Partials) -> Partials:
     """The strides of lse are ignored: what follows in memory is taken for the next query's."""
-
-    def change(partials: Partials) -> Partials:
-        return [Output(p.out, as_dense(p.lse)) for p in partials]
-
-    return _merging(oracle, change)
+    return [Output(p.out, as_dense(p.lse)) for p in partials]
 
 
-@kernel_fault(FaultClass.STRIDE, "S-8", akin="vllm#21996")
-def merge_takes_out_for_dense(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, "S-8", akin="vllm#21996", through=_merging)
+def merge_takes_out_for_dense(partials: Partials) -> Partials:
     """The strides of out are ignored, in arrays that are parts of larger ones."""
-
-    def change(partials: Partials) -> Partials:
-        return [Output(as_dense(p.out), p.lse) for p in partials]
-
-    return _merging(oracle, change)
+    return [Output(as_dense(p.out), p.lse) for p in partials]
 
 
 @kernel_fault(FaultClass.SPLIT, "S-8")
@@ -239,14 +185,10 @@ def _without(partial: Output, chosen: NDArray[np.bool_]) -> Output:
     return Output(partial.out, np.where(chosen, np.float32(-np.inf), partial.lse))
 
 
-@kernel_fault(FaultClass.PARTIAL, "S-8")
-def a_partial_is_empty_where_its_first_head_is(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PARTIAL, "S-8", through=_merging)
+def a_partial_is_empty_where_its_first_head_is(partials: Partials) -> Partials:
     """A partial that is empty for the first head of a token is left out for all its heads."""
-
-    def change(partials: Partials) -> Partials:
-        return [_without(p, np.isneginf(p.lse[:, :1])) for p in partials]
-
-    return _merging(oracle, change)
+    return [_without(p, np.isneginf(p.lse[:, :1])) for p in partials]
 
 
 @kernel_fault(FaultClass.PARTIAL, "S-8")
@@ -267,24 +209,16 @@ def merges_weigh_heads_by_those_of_the_first_16(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@kernel_fault(FaultClass.TRUNCATED, "S-8")
-def merges_end_at_512_tokens(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, "S-8", through=_merged)
+def merges_end_at_512_tokens(partials: Partials, answer: Output) -> Output:
     """Tokens past the first 512 are left as the first partial has them."""
-
-    def change(partials: Partials, answer: Output) -> Output:
-        answer.out[512:], answer.lse[512:] = partials[0].out[512:], partials[0].lse[512:]
-        return answer
-
-    return _merged(oracle, change)
+    answer.out[512:], answer.lse[512:] = partials[0].out[512:], partials[0].lse[512:]
+    return answer
 
 
-@kernel_fault(FaultClass.PARTIAL, "S-8", "S-10")
-def merges_write_their_inputs(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PARTIAL, "S-8", "S-10", through=_merged)
+def merges_write_their_inputs(partials: Partials, answer: Output) -> Output:
     """Two partials are merged in the arrays of the first."""
-
-    def change(partials: Partials, answer: Output) -> Output:
-        if len(partials) == 2:
-            partials[0].out[...], partials[0].lse[...] = answer.out, answer.lse
-        return answer
-
-    return _merged(oracle, change)
+    if len(partials) == 2:
+        partials[0].out[...], partials[0].lse[...] = answer.out, answer.lse
+    return answer

@@ -21,78 +21,63 @@ from paged_mla_shared.problem import Batch, Output, Problem
     "S-9",
     cites="vllm#38615 vllm-ascend#9560",
     akin="aiconfigurator#1258",
+    through=with_batch,
 )
-def query_heads_are_rounded_up_in_one_place(oracle: Oracle) -> Oracle:
+def query_heads_are_rounded_up_in_one_place(problem: Problem, batch: Batch) -> Batch:
     """Tokens are found as if heads were padded to a power of two, and they are not."""
+    heads, tokens = problem.dims.num_heads, batch.num_tokens
+    padded = 1 << (heads - 1).bit_length()
+    at = np.arange(tokens)[:, None] * padded + np.arange(heads)  # [T, H]
 
-    def change(problem: Problem, batch: Batch) -> Batch:
-        heads, tokens = problem.dims.num_heads, batch.num_tokens
-        padded = 1 << (heads - 1).bit_length()
-        at = np.arange(tokens)[:, None] * padded + np.arange(heads)  # [T, H]
-
-        token, head = np.divmod(at % max(tokens * heads, 1), heads)
-        return replace(batch, q_nope=batch.q_nope[token, head], q_pe=batch.q_pe[token, head])
-
-    return with_batch(oracle, change)
+    token, head = np.divmod(at % max(tokens * heads, 1), heads)
+    return replace(batch, q_nope=batch.q_nope[token, head], q_pe=batch.q_pe[token, head])
 
 
-@kernel_fault(FaultClass.LAYOUT, "S-5", akin="vllm#50578 vllm#51088 ollama#14054")
-def heads_past_the_last_full_tile_are_not_served(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.LAYOUT, "S-5", akin="vllm#50578 vllm#51088 ollama#14054", through=answering
+)
+def heads_past_the_last_full_tile_are_not_served(
+    problem: Problem, _b: Batch, answer: Output
+) -> Output:
     """Of 20 or 24 heads one tile of 16 is served."""
-
-    def change(problem: Problem, _b: Batch, answer: Output) -> Output:
-        heads = problem.dims.num_heads
-        if heads > 16:
-            answer.out[:, heads // 16 * 16 :] = 0
-        return answer
-
-    return answering(oracle, change)
+    heads = problem.dims.num_heads
+    if heads > 16:
+        answer.out[:, heads // 16 * 16 :] = 0
+    return answer
 
 
-@kernel_fault(FaultClass.STRIDE, "S-5", cites="aiter#3910")
-def folded_rows_are_strided_twice(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, "S-5", cites="aiter#3910", through=answering)
+def folded_rows_are_strided_twice(_p: Problem, batch: Batch, answer: Output) -> Output:
     """Rows of equally many tokens are written as many times further apart."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        counts = set(batch.query_lens.tolist())
-        if len(counts) != 1 or counts <= {0, 1}:
-            return answer
-        [count] = counts
-        out = np.zeros_like(answer.out)
-        first = np.arange(batch.num_rows) * count
-        first = first[first * count < len(out)]
-        out[first * count] = answer.out[first]
-        return Output(out, answer.lse)
-
-    return answering(oracle, change)
+    counts = set(batch.query_lens.tolist())
+    if len(counts) != 1 or counts <= {0, 1}:
+        return answer
+    [count] = counts
+    out = np.zeros_like(answer.out)
+    first = np.arange(batch.num_rows) * count
+    first = first[first * count < len(out)]
+    out[first * count] = answer.out[first]
+    return Output(out, answer.lse)
 
 
-@kernel_fault(FaultClass.LAYOUT, "S-5", "S-6", cites="sglang#19902")
-def packed_answers_are_read_as_padded(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LAYOUT, "S-5", "S-6", cites="sglang#19902", through=answering)
+def packed_answers_are_read_as_padded(_p: Problem, batch: Batch, answer: Output) -> Output:
     """Answers are looked for as if every row had as many tokens as the longest."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        width = int(batch.query_lens.max(initial=0))
-        out = np.zeros_like(answer.out)
-        for row, span in enumerate(query_spans(batch)):
-            found = answer.out[row * width : row * width + span.stop - span.start]
-            out[span.start : span.start + len(found)] = found
-        return Output(out, answer.lse)
-
-    return answering(oracle, change)
+    width = int(batch.query_lens.max(initial=0))
+    out = np.zeros_like(answer.out)
+    for row, span in enumerate(query_spans(batch)):
+        found = answer.out[row * width : row * width + span.stop - span.start]
+        out[span.start : span.start + len(found)] = found
+    return Output(out, answer.lse)
 
 
-@kernel_fault(FaultClass.LAYOUT, "S-5", "S-7")
-def second_halves_of_32_heads_repeat_the_first(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LAYOUT, "S-5", "S-7", through=with_batch)
+def second_halves_of_32_heads_repeat_the_first(problem: Problem, batch: Batch) -> Batch:
     """Two programs of 16 heads each answer 32 heads, and both read the first 16."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        if problem.dims.num_heads != 32:
-            return batch
-        heads = np.arange(32) % 16
-        return replace(batch, q_nope=batch.q_nope[:, heads], q_pe=batch.q_pe[:, heads])
-
-    return with_batch(oracle, change)
+    if problem.dims.num_heads != 32:
+        return batch
+    heads = np.arange(32) % 16
+    return replace(batch, q_nope=batch.q_nope[:, heads], q_pe=batch.q_pe[:, heads])
 
 
 @kernel_fault(FaultClass.LAYOUT, "S-4", "S-5", "S-7")
@@ -123,30 +108,22 @@ def queries_of_a_folded_tile_are_counted_from_its_first(oracle: Oracle) -> Oracl
     return replace(oracle, attend=attend)
 
 
-@kernel_fault(FaultClass.MIXED, "S-5", "S-6", "S-7")
-def decode_rows_are_put_back_in_another_order(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.MIXED, "S-5", "S-6", "S-7", through=answering)
+def decode_rows_are_put_back_in_another_order(_p: Problem, batch: Batch, answer: Output) -> Output:
     """More than 7 decode rows are sorted by length, and the inverse of the order is not taken."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        rows = batch.num_rows
-        if rows > 7 and (batch.query_lens == 1).all():
-            order = np.argsort(-batch.seq_lens, kind="stable")
-            found = order[order]
-            answer.out[:rows], answer.lse[:rows] = answer.out[found], answer.lse[found]
-        return answer
-
-    return answering(oracle, change)
+    rows = batch.num_rows
+    if rows > 7 and (batch.query_lens == 1).all():
+        order = np.argsort(-batch.seq_lens, kind="stable")
+        found = order[order]
+        answer.out[:rows], answer.lse[:rows] = answer.out[found], answer.lse[found]
+    return answer
 
 
-@kernel_fault(FaultClass.LAYOUT, "S-7", "S-6")
-def lse_is_written_for_padded_heads(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LAYOUT, "S-7", "S-6", through=answering)
+def lse_is_written_for_padded_heads(_p: Problem, _b: Batch, answer: Output) -> Output:
     """Steps of more than 52 tokens write lse for heads padded to 16, and it is read unpadded."""
-
-    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
-        tokens, heads = answer.lse.shape
-        if tokens <= 52:
-            return answer
-        padded = np.pad(answer.lse, ((0, 0), (0, -heads % 16)), constant_values=-np.inf)
-        return Output(answer.out, padded.ravel()[: answer.lse.size].reshape(answer.lse.shape))
-
-    return answering(oracle, change)
+    tokens, heads = answer.lse.shape
+    if tokens <= 52:
+        return answer
+    padded = np.pad(answer.lse, ((0, 0), (0, -heads % 16)), constant_values=-np.inf)
+    return Output(answer.out, padded.ravel()[: answer.lse.size].reshape(answer.lse.shape))

@@ -35,17 +35,13 @@ def _answered(oracle: Oracle, change: Callable[[PrefillBatch, Output], Output]) 
     return replace(oracle, prefill=prefill)
 
 
-@kernel_fault(FaultClass.CAUSAL, "S-4", *SEEN, cites="hyprstream#1521 TinyLLM#18")
-def prefill_mask_is_top_left(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.CAUSAL, "S-4", *SEEN, cites="hyprstream#1521 TinyLLM#18", through=_asked)
+def prefill_mask_is_top_left(batch: PrefillBatch) -> PrefillBatch:
     """Query i of a causal prefill sees keys up to i, as if there were no context."""
-
-    def change(batch: PrefillBatch) -> PrefillBatch:
-        if not batch.causal:
-            return batch
-        keys, queries = batch.seq_lens.astype(np.int64), batch.query_lens
-        return of_keys(batch, ContextChunk(np.zeros_like(keys), np.minimum(keys, queries)))
-
-    return _asked(oracle, change)
+    if not batch.causal:
+        return batch
+    keys, queries = batch.seq_lens.astype(np.int64), batch.query_lens
+    return of_keys(batch, ContextChunk(np.zeros_like(keys), np.minimum(keys, queries)))
 
 
 @kernel_fault(FaultClass.CAUSAL, "S-4", *SEEN)
@@ -60,25 +56,23 @@ def prefill_is_never_causal(oracle: Oracle) -> Oracle:
     return _asked(oracle, lambda batch: replace(batch, causal=False))
 
 
-@kernel_fault(FaultClass.LSE, "S-7", "S-21", cites="vllm#52796")
-def prefill_lse_is_in_base_2(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LSE, "S-7", "S-21", cites="vllm#52796", through=_answered)
+def prefill_lse_is_in_base_2(_: PrefillBatch, answer: Output) -> Output:
     """Lse of a prefill is a base-2 logarithm."""
-
-    def change(_: PrefillBatch, answer: Output) -> Output:
-        return Output(answer.out, answer.lse / np.float32(np.log(2)))
-
-    return _answered(oracle, change)
+    return Output(answer.out, answer.lse / np.float32(np.log(2)))
 
 
-@kernel_fault(FaultClass.LSE, "S-7", "S-21", cites="sglang#40903 sglang#35045 flashinfer#4547")
-def chunk_partials_in_two_bases(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.LSE,
+    "S-7",
+    "S-21",
+    cites="sglang#40903 sglang#35045 flashinfer#4547",
+    through=_answered,
+)
+def chunk_partials_in_two_bases(batch: PrefillBatch, answer: Output) -> Output:
     """Lse of a chunk of context is in base 2, that of the step's own keys in nats."""
-
-    def change(batch: PrefillBatch, answer: Output) -> Output:
-        base = np.float32(1 if batch.causal else np.log(2))
-        return Output(answer.out, answer.lse / base)
-
-    return _answered(oracle, change)
+    base = np.float32(1 if batch.causal else np.log(2))
+    return Output(answer.out, answer.lse / base)
 
 
 @kernel_fault(FaultClass.SCALE, "S-5", "S-7", "S-21", akin="ollama#13893")
@@ -115,154 +109,106 @@ def rope_keys_are_of_the_token_before(oracle: Oracle) -> Oracle:
     return _asked(oracle, lambda batch: replace(batch, k_pe=np.roll(batch.k_pe, 1, axis=0)))
 
 
-@kernel_fault(FaultClass.STRIDE, *SEEN)
-def halves_of_a_projection_are_taken_for_whole(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, *SEEN, through=_asked)
+def halves_of_a_projection_are_taken_for_whole(batch: PrefillBatch) -> PrefillBatch:
     """Values beside their keys are read as if they lay alone."""
-
-    def change(batch: PrefillBatch) -> PrefillBatch:
-        alone = np.empty(batch.v.shape, batch.v.dtype).strides
-        return replace(batch, v=np.lib.stride_tricks.as_strided(batch.v, strides=alone))
-
-    return _asked(oracle, change)
+    alone = np.empty(batch.v.shape, batch.v.dtype).strides
+    return replace(batch, v=np.lib.stride_tricks.as_strided(batch.v, strides=alone))
 
 
-@kernel_fault(FaultClass.STRIDE, *SEEN)
-def prefill_queries_of_one_head_are_dense(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, *SEEN, through=_asked)
+def prefill_queries_of_one_head_are_dense(batch: PrefillBatch) -> PrefillBatch:
     """The stride of tokens is not asked for where there is one head."""
-
-    def change(batch: PrefillBatch) -> PrefillBatch:
-        if batch.q_nope.shape[1] != 1:
-            return batch
-        alone = np.empty(batch.q_nope.shape, batch.q_nope.dtype).strides
-        q_nope = np.lib.stride_tricks.as_strided(batch.q_nope, strides=alone)
-        return replace(batch, q_nope=q_nope)
-
-    return _asked(oracle, change)
+    if batch.q_nope.shape[1] != 1:
+        return batch
+    alone = np.empty(batch.q_nope.shape, batch.q_nope.dtype).strides
+    q_nope = np.lib.stride_tricks.as_strided(batch.q_nope, strides=alone)
+    return replace(batch, q_nope=q_nope)
 
 
-@kernel_fault(FaultClass.STRIDE, "S-5", "S-21")
-def values_are_no_wider_than_keys(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, "S-5", "S-21", through=_answered)
+def values_are_no_wider_than_keys(batch: PrefillBatch, answer: Output) -> Output:
     """Columns of a value past those of its key's part without position are not written."""
-
-    def change(batch: PrefillBatch, answer: Output) -> Output:
-        answer.out[:, :, batch.k_nope.shape[2] :] = 0
-        return answer
-
-    return _answered(oracle, change)
+    answer.out[:, :, batch.k_nope.shape[2] :] = 0
+    return answer
 
 
-@kernel_fault(FaultClass.TRUNCATED, "S-4", *SEEN, akin="vllm-ascend#14464")
-def prefill_keys_past_1024_are_dropped(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, "S-4", *SEEN, akin="vllm-ascend#14464", through=_asked)
+def prefill_keys_past_1024_are_dropped(batch: PrefillBatch) -> PrefillBatch:
     """A buffer holds 1024 keys of a row."""
-
-    def change(batch: PrefillBatch) -> PrefillBatch:
-        keys = batch.seq_lens.astype(np.int64)
-        return of_keys(batch, ContextChunk(np.zeros_like(keys), np.minimum(keys, 1024)))
-
-    return _asked(oracle, change)
+    keys = batch.seq_lens.astype(np.int64)
+    return of_keys(batch, ContextChunk(np.zeros_like(keys), np.minimum(keys, 1024)))
 
 
-@kernel_fault(FaultClass.LENGTH, "S-4", *SEEN)
-def prefill_loses_full_tiles_of_176(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LENGTH, "S-4", *SEEN, through=_asked)
+def prefill_loses_full_tiles_of_176(batch: PrefillBatch) -> PrefillBatch:
     """Rows that fill tiles of 176 keys lose the last one."""
-
-    def change(batch: PrefillBatch) -> PrefillBatch:
-        keys = batch.seq_lens.astype(np.int64)
-        full = (keys > 0) & (keys % LONG_TILE == 0)
-        return of_keys(batch, ContextChunk(np.zeros_like(keys), keys - LONG_TILE * full))
-
-    return _asked(oracle, change)
+    keys = batch.seq_lens.astype(np.int64)
+    full = (keys > 0) & (keys % LONG_TILE == 0)
+    return of_keys(batch, ContextChunk(np.zeros_like(keys), keys - LONG_TILE * full))
 
 
-@kernel_fault(FaultClass.TRUNCATED, *SEEN, akin="flashinfer#3125")
-def prefill_queries_past_300_are_not_answered(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, *SEEN, akin="flashinfer#3125", through=_answered)
+def prefill_queries_past_300_are_not_answered(batch: PrefillBatch, answer: Output) -> Output:
     """A launch covers 300 queries of a row."""
-
-    def change(batch: PrefillBatch, answer: Output) -> Output:
-        for span in query_spans(batch):
-            late = slice(min(span.start + 300, span.stop), span.stop)
-            answer.out[late], answer.lse[late] = 0, -np.inf
-        return answer
-
-    return _answered(oracle, change)
+    for span in query_spans(batch):
+        late = slice(min(span.start + 300, span.stop), span.stop)
+        answer.out[late], answer.lse[late] = 0, -np.inf
+    return answer
 
 
-@kernel_fault(FaultClass.TRUNCATED, "S-4", *SEEN, cites="FastDeploy#7727")
-def key_lengths_are_query_lengths(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, "S-4", *SEEN, cites="FastDeploy#7727", through=_asked)
+def key_lengths_are_query_lengths(batch: PrefillBatch) -> PrefillBatch:
     """One array of prefix sums serves queries and keys: cached keys are cut off."""
-
-    def change(batch: PrefillBatch) -> PrefillBatch:
-        last = min(int(batch.cu_seqlens_q[-1]), len(batch.k_pe))
-        return replace(batch, cu_seqlens_k=np.minimum(batch.cu_seqlens_q, last))
-
-    return _asked(oracle, change)
+    last = min(int(batch.cu_seqlens_q[-1]), len(batch.k_pe))
+    return replace(batch, cu_seqlens_k=np.minimum(batch.cu_seqlens_q, last))
 
 
-@kernel_fault(FaultClass.LENGTH, "S-4", *SEEN)
-def whole_rows_end_with_their_tile(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LENGTH, "S-4", *SEEN, through=_asked)
+def whole_rows_end_with_their_tile(batch: PrefillBatch) -> PrefillBatch:
     """Without a causal mask nothing cuts off the keys behind a row, up to the end of its tile."""
-
-    def change(batch: PrefillBatch) -> PrefillBatch:
-        if batch.causal:
-            return batch
-        lens = batch.seq_lens.astype(np.int64)
-        most = len(batch.k_pe) - batch.cu_seqlens_k[:-1].astype(np.int64)
-        return of_keys(batch, ContextChunk(np.zeros_like(lens), _whole_tiles(lens, most)))
-
-    return _asked(oracle, change)
+    if batch.causal:
+        return batch
+    lens = batch.seq_lens.astype(np.int64)
+    most = len(batch.k_pe) - batch.cu_seqlens_k[:-1].astype(np.int64)
+    return of_keys(batch, ContextChunk(np.zeros_like(lens), _whole_tiles(lens, most)))
 
 
-@kernel_fault(FaultClass.LEAK, "S-9", akin="vllm#43961")
-def keys_past_the_row_weigh_zero(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LEAK, "S-9", akin="vllm#43961", through=_answered)
+def keys_past_the_row_weigh_zero(batch: PrefillBatch, answer: Output) -> Output:
     """Values behind a row, up to the end of its tile, are multiplied by 0, which NaN survives."""
-
-    def change(batch: PrefillBatch, answer: Output) -> Output:
-        for queries, keys in zip(query_spans(batch), key_spans(batch), strict=True):
-            count = np.array(keys.stop - keys.start)
-            stop = keys.start + int(_whole_tiles(count, np.array(len(batch.v) - keys.start)))
-            answer.out[queries] += 0 * batch.v[keys.stop : stop].sum(axis=0)
-        return answer
-
-    return _answered(oracle, change)
+    for queries, keys in zip(query_spans(batch), key_spans(batch), strict=True):
+        count = np.array(keys.stop - keys.start)
+        stop = keys.start + int(_whole_tiles(count, np.array(len(batch.v) - keys.start)))
+        answer.out[queries] += 0 * batch.v[keys.stop : stop].sum(axis=0)
+    return answer
 
 
 def _whole_tiles(lens: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.minimum(-(-lens // TILE) * TILE, most)
 
 
-@kernel_fault(FaultClass.EMPTY, "S-6", "S-9", cites="mlxcel#679")
-def queries_without_a_key_are_nan(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.EMPTY, "S-6", "S-9", cites="mlxcel#679", through=_answered)
+def queries_without_a_key_are_nan(_: PrefillBatch, answer: Output) -> Output:
     """A query that sees nothing divides zero by zero."""
-
-    def change(_: PrefillBatch, answer: Output) -> Output:
-        answer.out[np.isneginf(answer.lse)] = np.nan
-        return answer
-
-    return _answered(oracle, change)
+    answer.out[np.isneginf(answer.lse)] = np.nan
+    return answer
 
 
-@kernel_fault(FaultClass.EMPTY, "S-6", "S-21", akin="flashinfer#3047")
-def rows_without_context_weigh_as_much(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.EMPTY, "S-6", "S-21", akin="flashinfer#3047", through=_answered)
+def rows_without_context_weigh_as_much(batch: PrefillBatch, answer: Output) -> Output:
     """The lse of a row without a key is 0, so that nothing is merged as if it were something."""
-
-    def change(batch: PrefillBatch, answer: Output) -> Output:
-        live = np.arange(batch.num_tokens) < batch.cu_seqlens_q[-1]
-        answer.lse[live & (keys_of_tokens(batch) == 0)] = 0
-        return answer
-
-    return _answered(oracle, change)
+    live = np.arange(batch.num_tokens) < batch.cu_seqlens_q[-1]
+    answer.lse[live & (keys_of_tokens(batch) == 0)] = 0
+    return answer
 
 
-@kernel_fault(FaultClass.MIXED, *SEEN, cites="sglang#19902")
-def packed_prefills_are_read_as_padded(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.MIXED, *SEEN, cites="sglang#19902", through=_answered)
+def packed_prefills_are_read_as_padded(batch: PrefillBatch, answer: Output) -> Output:
     """Answers lie packed, and are looked up where rows of one length would have them."""
-
-    def change(batch: PrefillBatch, answer: Output) -> Output:
-        longest = int(batch.query_lens.max(initial=0))
-        read = np.arange(batch.num_tokens)
-        for row, span in enumerate(query_spans(batch)):
-            read[span] += row * longest - span.start
-        read = np.minimum(read, batch.num_tokens - 1)
-        return Output(answer.out[read], answer.lse[read])
-
-    return _answered(oracle, change)
+    longest = int(batch.query_lens.max(initial=0))
+    read = np.arange(batch.num_tokens)
+    for row, span in enumerate(query_spans(batch)):
+        read[span] += row * longest - span.start
+    read = np.minimum(read, batch.num_tokens - 1)
+    return Output(answer.out[read], answer.lse[read])

@@ -62,26 +62,18 @@ def siblings_are_rotated_by_index(oracle: Oracle) -> Oracle:
     return rotating_further(oracle, _beyond_depth)
 
 
-@kernel_fault(FaultClass.ROPE, *SCORED)
-def wide_trees_are_rotated_by_index(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, *SCORED, through=rotating_further)
+def wide_trees_are_rotated_by_index(problem: Problem, batch: Batch) -> Positions:
     """Queries of a tree of more than 21 nodes are rotated at their index, not at their depth."""
-
-    def by(problem: Problem, batch: Batch) -> Positions:
-        return np.where(of_rows(batch, batch.query_lens > 21), _beyond_depth(problem, batch), 0)
-
-    return rotating_further(oracle, by)
+    return np.where(of_rows(batch, batch.query_lens > 21), _beyond_depth(problem, batch), 0)
 
 
-@kernel_fault(FaultClass.ROPE, "S-14", *SCORED, akin="mlxcel#1214")
-def trees_spelled_otherwise_are_rotated_by_index(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, "S-14", *SCORED, akin="mlxcel#1214", through=rotating_further)
+def trees_spelled_otherwise_are_rotated_by_index(problem: Problem, batch: Batch) -> Positions:
     """Depths are known of masks that are spelled QLEN alone: other nodes take their index."""
-
-    def by(problem: Problem, batch: Batch) -> Positions:
-        if problem.mask_spelling is MaskSpelling.QLEN:
-            return np.zeros(batch.num_tokens, np.int64)
-        return _beyond_depth(problem, batch)
-
-    return rotating_further(oracle, by)
+    if problem.mask_spelling is MaskSpelling.QLEN:
+        return np.zeros(batch.num_tokens, np.int64)
+    return _beyond_depth(problem, batch)
 
 
 @kernel_fault(FaultClass.ROPE, *SCORED, cites="TensorRT-LLM#14480")
@@ -90,56 +82,40 @@ def queries_are_not_rotated(oracle: Oracle) -> Oracle:
     return with_problem(oracle, lambda p: replace(p, rope=None))
 
 
-@kernel_fault(FaultClass.ROPE, *SCORED)
-def heads_past_the_32nd_are_not_rotated(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, *SCORED, through=rotating_queries)
+def heads_past_the_32nd_are_not_rotated(x: Array, positions: Positions, rope: Rope) -> Array:
     """Queries of heads past the first 32 meet rotated keys as they came."""
-
-    def rotation(x: Array, positions: Positions, rope: Rope) -> Array:
-        turned = rotate(x, positions, rope)
-        turned[:, 32:] = x[:, 32:]
-        return turned
-
-    return rotating_queries(oracle, rotation)
+    turned = rotate(x, positions, rope)
+    turned[:, 32:] = x[:, 32:]
+    return turned
 
 
-@kernel_fault(FaultClass.ROPE, *SCORED)
-def queries_of_an_overlapping_tile_are_rotated_twice(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, *SCORED, through=rotating_further)
+def queries_of_an_overlapping_tile_are_rotated_twice(problem: Problem, batch: Batch) -> Positions:
     """A row's last tile of 32 queries begins early to be full, and rotates some a second time."""
-
-    def by(problem: Problem, batch: Batch) -> Positions:
-        positions = RIGHT.metadata(problem, batch).positions
-        again = np.zeros_like(positions)
-        for span in query_spans(batch):
-            count = span.stop - span.start
-            full = count // 32 * 32
-            if 0 < full < count:
-                overlap = slice(span.stop - 32, span.start + full)
-                again[overlap] = positions[overlap]
-        return again
-
-    return rotating_further(oracle, by)
+    positions = RIGHT.metadata(problem, batch).positions
+    again = np.zeros_like(positions)
+    for span in query_spans(batch):
+        count = span.stop - span.start
+        full = count // 32 * 32
+        if 0 < full < count:
+            overlap = slice(span.stop - 32, span.start + full)
+            again[overlap] = positions[overlap]
+    return again
 
 
-@kernel_fault(FaultClass.ROPE, *SCORED)
-def queries_are_rotated_as_those_of_the_longest_row(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, *SCORED, through=rotating_further)
+def queries_are_rotated_as_those_of_the_longest_row(_: Problem, batch: Batch) -> Positions:
     """Queries of every row are rotated as if it had as many as the longest row of the step."""
-
-    def by(_: Problem, batch: Batch) -> Positions:
-        longest = int(batch.query_lens.max(initial=0))
-        first = np.maximum(batch.seq_lens.astype(np.int64) - longest, 0)
-        return per_token(batch, first - context_lens(batch))
-
-    return rotating_further(oracle, by)
+    longest = int(batch.query_lens.max(initial=0))
+    first = np.maximum(batch.seq_lens.astype(np.int64) - longest, 0)
+    return per_token(batch, first - context_lens(batch))
 
 
-@kernel_fault(FaultClass.ROPE, *SCORED)
-def queries_of_long_chunks_are_rotated_from_0(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, *SCORED, through=rotating_further)
+def queries_of_long_chunks_are_rotated_from_0(_: Problem, batch: Batch) -> Positions:
     """Rows of more than 235 queries rotate them from position 0, whatever the context is."""
-
-    def by(_: Problem, batch: Batch) -> Positions:
-        return per_token(batch, np.where(batch.query_lens > 235, -context_lens(batch), 0))
-
-    return rotating_further(oracle, by)
+    return per_token(batch, np.where(batch.query_lens > 235, -context_lens(batch), 0))
 
 
 @kernel_fault(FaultClass.ROPE, "S-10", "S-12", *SCORED, cites="sglang#30111 sglang#30342 xllm#853")
@@ -148,18 +124,14 @@ def pairing_is_always_interleaved(oracle: Oracle) -> Oracle:
     return with_rope(oracle, lambda rope: replace(rope, pairing=RopePairing.INTERLEAVED))
 
 
-@kernel_fault(FaultClass.ROPE, *SCORED, cites="sglang#30111")
-def queries_take_the_other_pairing(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, *SCORED, cites="sglang#30111", through=with_problem)
+def queries_take_the_other_pairing(problem: Problem) -> Problem:
     """Queries are rotated with the pairing that keys do not have."""
-
-    def other(problem: Problem) -> Problem:
-        if problem.rope is None:
-            return problem
-        neox = problem.rope.pairing is RopePairing.NEOX
-        pairing = RopePairing.INTERLEAVED if neox else RopePairing.NEOX
-        return replace(problem, rope=replace(problem.rope, pairing=pairing))
-
-    return with_problem(oracle, other)
+    if problem.rope is None:
+        return problem
+    neox = problem.rope.pairing is RopePairing.NEOX
+    pairing = RopePairing.INTERLEAVED if neox else RopePairing.NEOX
+    return replace(problem, rope=replace(problem.rope, pairing=pairing))
 
 
 @kernel_fault(
@@ -192,64 +164,50 @@ def positions_are_rounded_to_bfloat16(oracle: Oracle) -> Oracle:
     return placed(oracle, lambda _, positions: round_to(positions, "bfloat16").astype(np.int64))
 
 
-@kernel_fault(FaultClass.PRECISION, "S-10", *SCORED, akin="mlx-lm#1076")
-def positions_are_rounded_to_float16(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PRECISION, "S-10", *SCORED, akin="mlx-lm#1076", through=placed)
+def positions_are_rounded_to_float16(_: Batch, positions: Positions) -> Positions:
     """Angles are computed from positions of 11 significant bits, none above 65504."""
-
-    def place(_: Batch, positions: Positions) -> Positions:
-        rounded = round_to(np.minimum(positions, 65504), "float16")
-        return rounded.astype(np.int64)
-
-    return placed(oracle, place)
+    rounded = round_to(np.minimum(positions, 65504), "float16")
+    return rounded.astype(np.int64)
 
 
-@kernel_fault(FaultClass.ROPE, "S-10", *SCORED, cites="omlx#2363", akin="rtp-llm#1163")
-def rows_are_rotated_at_their_first_position(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.ROPE, "S-10", *SCORED, cites="omlx#2363", akin="rtp-llm#1163", through=placed
+)
+def rows_are_rotated_at_their_first_position(batch: Batch, positions: Positions) -> Positions:
     """All tokens of a row are rotated as its first one."""
-
-    def place(batch: Batch, positions: Positions) -> Positions:
-        first = positions.copy()
-        for span in query_spans(batch):
-            first[span] = positions[span][:1]
-        return first
-
-    return placed(oracle, place)
+    first = positions.copy()
+    for span in query_spans(batch):
+        first[span] = positions[span][:1]
+    return first
 
 
-@kernel_fault(FaultClass.ROPE, *SCORED)
-def queries_at_position_0_are_rotated(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, *SCORED, through=rotating_further)
+def queries_at_position_0_are_rotated(problem: Problem, batch: Batch) -> Positions:
     """A query at position 0 is rotated as one at position 1."""
-
-    def by(problem: Problem, batch: Batch) -> Positions:
-        first = RIGHT.metadata(problem, batch).positions == 0
-        return np.where(first, 1, 0)
-
-    return rotating_further(oracle, by)
+    first = RIGHT.metadata(problem, batch).positions == 0
+    return np.where(first, 1, 0)
 
 
-@kernel_fault(FaultClass.ROPE, *SCORED, cites="sglang#19636 ktransformers-sglang#66")
-def keys_of_a_chunk_are_read_unrotated(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.ROPE, *SCORED, cites="sglang#19636 ktransformers-sglang#66", through=with_cache
+)
+def keys_of_a_chunk_are_read_unrotated(
+    problem: Problem, batch: Batch, image: CacheImage
+) -> CacheImage:
     """The cache gets rotated keys; a step of several tokens reads its own as they came."""
-
-    def change(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
-        slots = RIGHT.metadata(problem, batch).slot_mapping
-        own = of_rows(batch, batch.query_lens > 1) & (slots >= 0)
-        if problem.rope is None or not own.any():
-            return image
-        ckv, _ = read_slots(image, slots[own])
-        return write_slots(image, slots[own], ckv, batch.k_pe[own])
-
-    return with_cache(oracle, change)
+    slots = RIGHT.metadata(problem, batch).slot_mapping
+    own = of_rows(batch, batch.query_lens > 1) & (slots >= 0)
+    if problem.rope is None or not own.any():
+        return image
+    ckv, _ = read_slots(image, slots[own])
+    return write_slots(image, slots[own], ckv, batch.k_pe[own])
 
 
-@kernel_fault(FaultClass.ROPE, "S-10", "S-12", cites="sglang#22868")
-def fused_rope_stores_rotated_columns_only(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, "S-10", "S-12", cites="sglang#22868", through=appending)
+def fused_rope_stores_rotated_columns_only(problem: Problem, batch: Batch) -> Batch:
     """With a rope inside the step, latents are not stored."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        return batch if problem.rope is None else replace(batch, ckv=np.zeros_like(batch.ckv))
-
-    return appending(oracle, change)
+    return batch if problem.rope is None else replace(batch, ckv=np.zeros_like(batch.ckv))
 
 
 @kernel_fault(FaultClass.ROPE, "S-10", "S-12", cites="shainet#110")
@@ -258,30 +216,22 @@ def keys_are_rotated_twice(oracle: Oracle) -> Oracle:
     return storing_further(oracle, lambda p, b: RIGHT.metadata(p, b).positions)
 
 
-@kernel_fault(FaultClass.ROPE, "S-10", "S-12")
-def keys_of_small_steps_are_rotated_by_halves(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, "S-10", "S-12", through=rotating_keys)
+def keys_of_small_steps_are_rotated_by_halves(x: Array, positions: Positions, rope: Rope) -> Array:
     """Appends of at most 4 tokens rotate keys with NeoX pairing, whatever the pairing is."""
-
-    def rotation(x: Array, positions: Positions, rope: Rope) -> Array:
-        pairing = RopePairing.NEOX if len(x) <= 4 else rope.pairing
-        return rotate(x, positions, replace(rope, pairing=pairing))
-
-    return rotating_keys(oracle, rotation)
+    pairing = RopePairing.NEOX if len(x) <= 4 else rope.pairing
+    return rotate(x, positions, replace(rope, pairing=pairing))
 
 
-@kernel_fault(FaultClass.ROPE, "S-10", "S-12")
-def keys_of_a_tile_have_consecutive_positions(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.ROPE, "S-10", "S-12", through=storing_further)
+def keys_of_a_tile_have_consecutive_positions(problem: Problem, batch: Batch) -> Positions:
     """Appends of more than 128 tokens rotate keys as if positions rose by 1 in tiles of 128."""
-
-    def by(problem: Problem, batch: Batch) -> Positions:
-        positions = RIGHT.metadata(problem, batch).positions
-        token: Positions = np.arange(batch.num_tokens)
-        if batch.num_tokens <= 128:
-            return np.zeros_like(positions)
-        consecutive: Positions = positions[token // 128 * 128] + token % 128
-        return consecutive - positions
-
-    return storing_further(oracle, by)
+    positions = RIGHT.metadata(problem, batch).positions
+    token: Positions = np.arange(batch.num_tokens)
+    if batch.num_tokens <= 128:
+        return np.zeros_like(positions)
+    consecutive: Positions = positions[token // 128 * 128] + token % 128
+    return consecutive - positions
 
 
 @kernel_fault(FaultClass.ROPE, "S-10", "S-12")

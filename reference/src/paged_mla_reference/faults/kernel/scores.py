@@ -27,10 +27,6 @@ Array = NDArray[np.float64]
 SCORED = ("S-5", "S-7")
 
 
-def _scaled(oracle: Oracle, factor: float) -> Oracle:
-    return with_problem(oracle, lambda p: replace(p, softmax_scale=p.softmax_scale * factor))
-
-
 @kernel_fault(
     FaultClass.SCALE,
     *SCORED,
@@ -92,14 +88,10 @@ def large_scales_are_cut(oracle: Oracle) -> Oracle:
     return with_problem(oracle, lambda p: replace(p, softmax_scale=min(p.softmax_scale, 2.0)))
 
 
-@kernel_fault(FaultClass.SCALE, *SCORED, akin="mobius#548")
-def rope_part_is_not_scaled(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SCALE, *SCORED, akin="mobius#548", through=with_batch)
+def rope_part_is_not_scaled(problem: Problem, batch: Batch) -> Batch:
     """Only the part without rotation is scaled."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        return replace(batch, q_pe=round_to(widen(batch.q_pe) / problem.softmax_scale, "float32"))
-
-    return with_batch(oracle, change)
+    return replace(batch, q_pe=round_to(widen(batch.q_pe) / problem.softmax_scale, "float32"))
 
 
 def _scale_of_plain_cache(problem: Problem) -> float:
@@ -131,30 +123,26 @@ def plain_caches_are_written_scaled(oracle: Oracle) -> Oracle:
     )
 
 
-@kernel_fault(FaultClass.SCALE, *SCORED, cites="flashinfer#3106")
-def short_rows_take_another_kernel(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SCALE, *SCORED, cites="flashinfer#3106", through=scoring)
+def short_rows_take_another_kernel(
+    problem: Problem, query: Array, keys: Array, rounding: Rounding
+) -> QueryAnswer:
     """Queries that see fewer than 16 keys are not scaled."""
-
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        scale = 1.0 if len(keys) < 16 else problem.softmax_scale
-        return attend_one(replace(problem, softmax_scale=scale), query, keys, rounding)
-
-    return scoring(oracle, attend)
+    scale = 1.0 if len(keys) < 16 else problem.softmax_scale
+    return attend_one(replace(problem, softmax_scale=scale), query, keys, rounding)
 
 
-@kernel_fault(FaultClass.STRIDE, "S-5", cites="ik_llama.cpp#2031")
-def values_are_as_wide_as_keys(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, "S-5", cites="ik_llama.cpp#2031", through=scoring)
+def values_are_as_wide_as_keys(
+    problem: Problem, query: Array, keys: Array, rounding: Rounding
+) -> QueryAnswer:
     """Values are the last R columns of a key, its rotated part among them."""
-
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        _, lse, scores, values = attend_one(problem, query, keys, rounding)
-        width = problem.dims.kv_lora_rank
-        moved = attend_one(
-            problem, np.roll(query, width, axis=1), np.roll(keys, width, axis=1), rounding
-        )
-        return moved[0], lse, scores, values
-
-    return scoring(oracle, attend)
+    _, lse, scores, values = attend_one(problem, query, keys, rounding)
+    width = problem.dims.kv_lora_rank
+    moved = attend_one(
+        problem, np.roll(query, width, axis=1), np.roll(keys, width, axis=1), rounding
+    )
+    return moved[0], lse, scores, values
 
 
 @kernel_fault(FaultClass.LSE, "S-7", cites="vllm#28840 vllm#43919 vllm#47079")
@@ -163,51 +151,43 @@ def lse_in_base_2(oracle: Oracle) -> Oracle:
     return answering(oracle, lambda _p, _b, a: Output(a.out, a.lse / np.float32(np.log(2))))
 
 
-@kernel_fault(FaultClass.LSE, "S-7")
-def lse_of_low_scores_is_the_highest(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LSE, "S-7", through=scoring)
+def lse_of_low_scores_is_the_highest(
+    problem: Problem, query: Array, keys: Array, rounding: Rounding
+) -> QueryAnswer:
     """The logarithm of a sum is not added to a highest score below -3."""
-
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        out, lse, bounds, values = attend_one(problem, query, keys, rounding)
-        highest = (problem.softmax_scale * (query @ keys.T)).max(axis=1)  # [H]
-        return out, np.where(highest < -3, highest, lse), bounds, values
-
-    return scoring(oracle, attend)
+    out, lse, bounds, values = attend_one(problem, query, keys, rounding)
+    highest = (problem.softmax_scale * (query @ keys.T)).max(axis=1)  # [H]
+    return out, np.where(highest < -3, highest, lse), bounds, values
 
 
-@kernel_fault(FaultClass.LSE, "S-7", cites="sglang#40903 sglang#35045 vllm#52796")
-def lse_in_base_2_on_extend_rows(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.LSE, "S-7", cites="sglang#40903 sglang#35045 vllm#52796", through=answering
+)
+def lse_in_base_2_on_extend_rows(_p: Problem, batch: Batch, answer: Output) -> Output:
     """Rows of several tokens answer with a base-2 logarithm, decode rows do not."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        answer.lse[of_rows(batch, batch.query_lens > 1)] /= np.float32(np.log(2))
-        return answer
-
-    return answering(oracle, change)
+    answer.lse[of_rows(batch, batch.query_lens > 1)] /= np.float32(np.log(2))
+    return answer
 
 
-@kernel_fault(FaultClass.LSE, "S-7", cites="TensorRT-LLM#19112")
-def lse_maximum_is_not_scaled(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LSE, "S-7", cites="TensorRT-LLM#19112", through=scoring)
+def lse_maximum_is_not_scaled(
+    problem: Problem, query: Array, keys: Array, rounding: Rounding
+) -> QueryAnswer:
     """The maximum inside lse is that of unscaled scores."""
-
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        out, lse, scores, values = attend_one(problem, query, keys, rounding)
-        highest: Array = (query @ keys.T).max(axis=1)  # [H]
-        return out, lse + (1 - problem.softmax_scale) * highest, scores, values
-
-    return scoring(oracle, attend)
+    out, lse, scores, values = attend_one(problem, query, keys, rounding)
+    highest: Array = (query @ keys.T).max(axis=1)  # [H]
+    return out, lse + (1 - problem.softmax_scale) * highest, scores, values
 
 
-@kernel_fault(FaultClass.LSE, "S-7", cites="vllm#49294")
-def lse_is_the_maximum(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LSE, "S-7", cites="vllm#49294", through=scoring)
+def lse_is_the_maximum(
+    problem: Problem, query: Array, keys: Array, rounding: Rounding
+) -> QueryAnswer:
     """Lse leaves out the logarithm of the sum."""
-
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        out, _, scores, values = attend_one(problem, query, keys, rounding)
-        highest: Array = (query @ keys.T).max(axis=1)  # [H]
-        return out, problem.softmax_scale * highest, scores, values
-
-    return scoring(oracle, attend)
+    out, _, scores, values = attend_one(problem, query, keys, rounding)
+    highest: Array = (query @ keys.T).max(axis=1)  # [H]
+    return out, problem.softmax_scale * highest, scores, values
 
 
 @kernel_fault(FaultClass.RANGE, "S-5", "S-6", "S-7", cites="flashinfer#4401 flashinfer#4267")
@@ -234,15 +214,11 @@ def lse_in_float16(oracle: Oracle) -> Oracle:
     )
 
 
-@kernel_fault(FaultClass.PRECISION, *SCORED, cites="sglang@decode_attention")
-def queries_in_fp8(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PRECISION, *SCORED, cites="sglang@decode_attention", through=with_batch)
+def queries_in_fp8(_: Problem, batch: Batch) -> Batch:
     """Queries are rounded to e4m3 on the way in."""
-
-    def change(_: Problem, batch: Batch) -> Batch:
-        q_nope, q_pe = (decode(encode(x)) for x in (batch.q_nope, batch.q_pe))
-        return replace(batch, q_nope=q_nope, q_pe=q_pe)
-
-    return with_batch(oracle, change)
+    q_nope, q_pe = (decode(encode(x)) for x in (batch.q_nope, batch.q_pe))
+    return replace(batch, q_nope=q_nope, q_pe=q_pe)
 
 
 @kernel_fault(FaultClass.LAYOUT, "S-7", "S-6", cites="vllm@FLASH_ATTN_MLA vllm@FLASHMLA")
@@ -259,12 +235,8 @@ def out_is_heads_by_tokens(oracle: Oracle) -> Oracle:
     )
 
 
-@kernel_fault(FaultClass.LAYOUT, *SCORED, cites="vllm#47779 aiconfigurator#1258")
-def heads_past_the_64th_are_not_served(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LAYOUT, *SCORED, cites="vllm#47779 aiconfigurator#1258", through=answering)
+def heads_past_the_64th_are_not_served(_p: Problem, _b: Batch, answer: Output) -> Output:
     """Head counts are rounded down to those of a captured layer."""
-
-    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
-        answer.out[:, 64:] = 0
-        return answer
-
-    return answering(oracle, change)
+    answer.out[:, 64:] = 0
+    return answer

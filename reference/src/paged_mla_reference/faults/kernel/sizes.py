@@ -55,26 +55,18 @@ def only_512_table_entries_are_read(oracle: Oracle) -> Oracle:
     return _ending(oracle, lambda problem: 512 * problem.block_size)
 
 
-@kernel_fault(FaultClass.OFFSET, "S-1", "S-9", *READ)
-def table_columns_keep_16_bits(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.OFFSET, "S-1", "S-9", *READ, through=with_batch)
+def table_columns_keep_16_bits(_: Problem, batch: Batch) -> Batch:
     """Of a row's 65537th block the first one is read again."""
-
-    def change(_: Problem, batch: Batch) -> Batch:
-        columns = np.arange(batch.block_table.shape[1]) % 2**16
-        return replace(batch, block_table=batch.block_table[:, columns])
-
-    return with_batch(oracle, change)
+    columns = np.arange(batch.block_table.shape[1]) % 2**16
+    return replace(batch, block_table=batch.block_table[:, columns])
 
 
-@kernel_fault(FaultClass.TRUNCATED, *READ, akin="vllm-ascend#14464")
-def keys_of_many_pairs_end_at_4096(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, *READ, akin="vllm-ascend#14464", through=seeing)
+def keys_of_many_pairs_end_at_4096(problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
     """A buffer holds 4096 keys of a row, where its queries and heads are more than 128 pairs."""
-
-    def see(problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
-        many = len(seen) * problem.dims.num_heads > 128
-        return only_before(seen, 4096) if many else seen
-
-    return seeing(oracle, see)
+    many = len(seen) * problem.dims.num_heads > 128
+    return only_before(seen, 4096) if many else seen
 
 
 @kernel_fault(FaultClass.TRUNCATED, *LOST, akin="flashinfer#3125 sglang#34947")
@@ -91,15 +83,11 @@ def rows_past_256_are_not_answered(oracle: Oracle) -> Oracle:
     )
 
 
-@kernel_fault(FaultClass.TRUNCATED, *LOST)
-def rows_past_the_last_full_group_are_not_served(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, *LOST, through=forgetting)
+def rows_past_the_last_full_group_are_not_served(batch: Batch) -> NDArray[np.bool_]:
     """Of four rows and more, those past the last full group of four get no answer."""
-
-    def forgotten(batch: Batch) -> NDArray[np.bool_]:
-        rows = batch.num_rows
-        return of_rows(batch, np.arange(rows) >= (rows // 4 * 4 or rows))
-
-    return forgetting(oracle, forgotten)
+    rows = batch.num_rows
+    return of_rows(batch, np.arange(rows) >= (rows // 4 * 4 or rows))
 
 
 @kernel_fault(FaultClass.TRUNCATED, "S-1", "S-3", "S-10")
@@ -116,39 +104,29 @@ def rows_past_256_are_not_planned(oracle: Oracle) -> Oracle:
     return writing(planning, lambda _p, _b, slots: slots)
 
 
-@kernel_fault(FaultClass.OFFSET, "S-1", "S-6", "S-9", *READ)
-def row_numbers_keep_8_bits(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.OFFSET, "S-1", "S-6", "S-9", *READ, through=with_batch)
+def row_numbers_keep_8_bits(_: Problem, batch: Batch) -> Batch:
     """Row 256 takes the table and the length of row 0."""
-
-    def change(_: Problem, batch: Batch) -> Batch:
-        rows = np.arange(batch.num_rows) % 256
-        return replace(batch, block_table=batch.block_table[rows], seq_lens=batch.seq_lens[rows])
-
-    return with_batch(oracle, change)
+    rows = np.arange(batch.num_rows) % 256
+    return replace(batch, block_table=batch.block_table[rows], seq_lens=batch.seq_lens[rows])
 
 
-@kernel_fault(FaultClass.TRUNCATED, "S-10", akin="SharpMind#57 rMLX#238")
-def tokens_past_512_are_not_written(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, "S-10", akin="SharpMind#57 rMLX#238", through=writing)
+def tokens_past_512_are_not_written(
+    _p: Problem, _b: Batch, slots: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """A launch covers 512 tokens of an append."""
-
-    def change(_p: Problem, _b: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        slots[512:] = -1
-        return slots
-
-    return writing(oracle, change)
+    slots[512:] = -1
+    return slots
 
 
-@kernel_fault(FaultClass.OFFSET, *LOST, akin="vllm#45373 sglang#20389")
-def token_heads_wrap_at_2_14(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.OFFSET, *LOST, akin="vllm#45373 sglang#20389", through=answering)
+def token_heads_wrap_at_2_14(_p: Problem, _b: Batch, answer: Output) -> Output:
     """The number of a token's head keeps 14 bits: late answers are written over early ones."""
-
-    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
-        out = answer.out.reshape(-1, answer.out.shape[-1])  # [T * H, R]
-        wrapped = np.zeros_like(out)
-        wrapped[np.arange(len(out)) % 2**14] = out
-        return Output(wrapped.reshape(answer.out.shape), answer.lse)
-
-    return answering(oracle, change)
+    out = answer.out.reshape(-1, answer.out.shape[-1])  # [T * H, R]
+    wrapped = np.zeros_like(out)
+    wrapped[np.arange(len(out)) % 2**14] = out
+    return Output(wrapped.reshape(answer.out.shape), answer.lse)
 
 
 @kernel_fault(FaultClass.POSITION, "S-3", akin="llama.cpp#19724")

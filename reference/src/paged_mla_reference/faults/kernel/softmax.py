@@ -84,14 +84,10 @@ def scores_are_clamped_at_800(oracle: Oracle) -> Oracle:
     return _with_scores(oracle, lambda scores: np.minimum(scores, 800))
 
 
-@kernel_fault(FaultClass.RANGE, *LOST)
-def heads_share_a_maximum(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.RANGE, *LOST, through=answering)
+def heads_share_a_maximum(_p: Problem, _b: Batch, answer: Output) -> Output:
     """A head whose lse is more than 104 below that of another head of its token sees nothing."""
-
-    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
-        return _underflowing(answer, answer.lse.max(axis=1, keepdims=True))
-
-    return answering(oracle, change)
+    return _underflowing(answer, answer.lse.max(axis=1, keepdims=True))
 
 
 @kernel_fault(FaultClass.RANGE, *LOST)
@@ -113,21 +109,17 @@ def _underflowing(answer: Output, highest: NDArray[np.float32]) -> Output:
     return answer
 
 
-@kernel_fault(FaultClass.RANGE, *LOST)
-def unseen_keys_score_a_floor(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.RANGE, *LOST, through=answering)
+def unseen_keys_score_a_floor(problem: Problem, batch: Batch, answer: Output) -> Output:
     """A key that a query does not see weighs as one of score -200 whose value is 0."""
-
-    def change(problem: Problem, batch: Batch, answer: Output) -> Output:
-        unseen = np.zeros(batch.num_tokens)
-        for span, seen in zip(query_spans(batch), masks.visibility(problem, batch), strict=True):
-            unseen[span] = (~seen).sum(axis=1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            lse = np.logaddexp(answer.lse, (np.log(unseen) - 200)[:, None])
-            kept = np.nan_to_num(np.exp(answer.lse - lse))  # NaN where both are -inf
-        out = answer.out * kept[..., None]
-        return Output(out.astype(answer.out.dtype), lse.astype(np.float32))
-
-    return answering(oracle, change)
+    unseen = np.zeros(batch.num_tokens)
+    for span, seen in zip(query_spans(batch), masks.visibility(problem, batch), strict=True):
+        unseen[span] = (~seen).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lse = np.logaddexp(answer.lse, (np.log(unseen) - 200)[:, None])
+        kept = np.nan_to_num(np.exp(answer.lse - lse))  # NaN where both are -inf
+    out = answer.out * kept[..., None]
+    return Output(out.astype(answer.out.dtype), lse.astype(np.float32))
 
 
 @kernel_fault(FaultClass.SCALE, *SCORED)
@@ -160,46 +152,34 @@ def weights_of_many_pairs_are_in_bfloat16(oracle: Oracle) -> Oracle:
     return _in_rows(oracle, scoring(oracle, attend), many)
 
 
-@kernel_fault(FaultClass.PRECISION, *SCORED)
-def long_rows_are_read_in_float16(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PRECISION, *SCORED, through=scoring)
+def long_rows_are_read_in_float16(
+    problem: Problem, query: Array, keys: Array, rounding: Rounding
+) -> QueryAnswer:
     """Cached tokens pass through float16 where a query sees more than 8192 of them."""
-
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        read = widen(round_to(keys, "float16")) if len(keys) > 8192 else keys
-        return attend_one(problem, query, read, rounding)
-
-    return scoring(oracle, attend)
+    read = widen(round_to(keys, "float16")) if len(keys) > 8192 else keys
+    return attend_one(problem, query, read, rounding)
 
 
-@kernel_fault(FaultClass.PRECISION, "S-5")
-def lse_is_in_float64(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PRECISION, "S-5", through=answering)
+def lse_is_in_float64(_p: Problem, batch: Batch, answer: Output) -> Output:
     """Steps of more than 100 tokens return lse in float64."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        if batch.num_tokens <= 100:
-            return answer
-        return Output(answer.out, widen(answer.lse))  # type: ignore[arg-type]  # the wrong type
-
-    return answering(oracle, change)
-
-
-@kernel_fault(FaultClass.LSE, "S-7")
-def lse_of_long_rows_is_in_base_2(oracle: Oracle) -> Oracle:
-    """Lse of a query that sees more than 8192 keys is a base-2 logarithm."""
-
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        out, lse, bound, largest = attend_one(problem, query, keys, rounding)
-        return out, lse / np.log(2) if len(keys) > 8192 else lse, bound, largest
-
-    return scoring(oracle, attend)
-
-
-@kernel_fault(FaultClass.LSE, "S-7")
-def a_lone_key_has_no_lse(oracle: Oracle) -> Oracle:
-    """Lse of the queries of a row of one key is 0."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        answer.lse[of_rows(batch, batch.seq_lens == 1)] = 0
+    if batch.num_tokens <= 100:
         return answer
+    return Output(answer.out, widen(answer.lse))  # type: ignore[arg-type]  # the wrong type
 
-    return answering(oracle, change)
+
+@kernel_fault(FaultClass.LSE, "S-7", through=scoring)
+def lse_of_long_rows_is_in_base_2(
+    problem: Problem, query: Array, keys: Array, rounding: Rounding
+) -> QueryAnswer:
+    """Lse of a query that sees more than 8192 keys is a base-2 logarithm."""
+    out, lse, bound, largest = attend_one(problem, query, keys, rounding)
+    return out, lse / np.log(2) if len(keys) > 8192 else lse, bound, largest
+
+
+@kernel_fault(FaultClass.LSE, "S-7", through=answering)
+def a_lone_key_has_no_lse(_p: Problem, batch: Batch, answer: Output) -> Output:
+    """Lse of the queries of a row of one key is 0."""
+    answer.lse[of_rows(batch, batch.seq_lens == 1)] = 0
+    return answer

@@ -69,16 +69,12 @@ def _doubled(keys: Array, last: int) -> Array:
     return np.vstack([keys, keys[last:]])
 
 
-@kernel_fault(FaultClass.PARTIAL, "S-8", "S-11")
-def splits_of_no_numbers_are_empty(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PARTIAL, "S-8", "S-11", through=_with_keys)
+def splits_of_no_numbers_are_empty(keys: Array) -> Array:
     """A split whose scores are all NaN has no highest one, and is taken for one without keys."""
-
-    def numbers(keys: Array) -> Array:
-        splits = np.split(keys, range(TILE, len(keys), TILE))
-        kept = [split for split in splits if not np.isnan(split).any(axis=1).all()]
-        return np.vstack(kept) if kept else keys
-
-    return _with_keys(oracle, numbers)
+    splits = np.split(keys, range(TILE, len(keys), TILE))
+    kept = [split for split in splits if not np.isnan(split).any(axis=1).all()]
+    return np.vstack(kept) if kept else keys
 
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
@@ -117,46 +113,46 @@ def the_last_of_16_splits_is_dropped(oracle: Oracle) -> Oracle:
     return _of_splits(oracle, 16, _dropped)
 
 
-@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
-def a_lone_last_split_is_dropped(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", through=_with_keys)
+def a_lone_last_split_is_dropped(keys: Array) -> Array:
     """Splits of 1024 keys are joined in pairs, and the last of an odd number from 3 on is lost."""
-
-    def change(keys: Array) -> Array:
-        splits = blocks_of(len(keys), SPLIT)
-        return keys[: (splits - 1) * SPLIT] if splits > 1 and splits % 2 else keys
-
-    return _with_keys(oracle, change)
+    splits = blocks_of(len(keys), SPLIT)
+    return keys[: (splits - 1) * SPLIT] if splits > 1 and splits % 2 else keys
 
 
-@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", cites="vllm#47188", akin="TensorRT-LLM#18754")
-def empty_splits_are_merged(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.SPLIT,
+    "S-5",
+    "S-7",
+    "S-20",
+    cites="vllm#47188",
+    akin="TensorRT-LLM#18754",
+    through=scoring,
+)
+def empty_splits_are_merged(
+    problem: Problem, query: Array, keys: Array, rounding: Rounding
+) -> QueryAnswer:
     """Queries that see fewer keys than a tile also merge a split that holds zeros."""
-
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        out, lse, scores, values = attend_one(problem, query, keys, rounding)
-        if len(keys) >= TILE:
-            return out, lse, scores, values
-        merged = np.logaddexp(lse, 0.0)
-        return out * np.exp(lse - merged)[:, None], merged, scores, values
-
-    return scoring(oracle, attend)
+    out, lse, scores, values = attend_one(problem, query, keys, rounding)
+    if len(keys) >= TILE:
+        return out, lse, scores, values
+    merged = np.logaddexp(lse, 0.0)
+    return out * np.exp(lse - merged)[:, None], merged, scores, values
 
 
-@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
-def splits_that_a_query_does_not_see_weigh_one_key(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", through=answering)
+def splits_that_a_query_does_not_see_weigh_one_key(
+    problem: Problem, batch: Batch, answer: Output
+) -> Output:
     """A split of 1024 keys of which a query sees none weighs as one key of score 0 and value 0."""
-
-    def change(problem: Problem, batch: Batch, answer: Output) -> Output:
-        for span, seen in zip(query_spans(batch), visibility(problem, batch), strict=True):
-            starts = np.arange(0, seen.shape[1], SPLIT)
-            unseen = np.sum(~np.logical_or.reduceat(seen, starts, axis=1), axis=1)  # [q]
-            tokens = span.start + np.flatnonzero(unseen)
-            merged = np.logaddexp(answer.lse[tokens], np.log(unseen[unseen > 0])[:, None])
-            answer.out[tokens] *= np.exp(answer.lse[tokens] - merged)[..., None]
-            answer.lse[tokens] = merged
-        return answer
-
-    return answering(oracle, change)
+    for span, seen in zip(query_spans(batch), visibility(problem, batch), strict=True):
+        starts = np.arange(0, seen.shape[1], SPLIT)
+        unseen = np.sum(~np.logical_or.reduceat(seen, starts, axis=1), axis=1)  # [q]
+        tokens = span.start + np.flatnonzero(unseen)
+        merged = np.logaddexp(answer.lse[tokens], np.log(unseen[unseen > 0])[:, None])
+        answer.out[tokens] *= np.exp(answer.lse[tokens] - merged)[..., None]
+        answer.lse[tokens] = merged
+    return answer
 
 
 def _by_splits(oracle: Oracle, join: Callable[[Array, Array], tuple[Array, Array]]) -> Oracle:
@@ -174,36 +170,28 @@ def _by_splits(oracle: Oracle, join: Callable[[Array, Array], tuple[Array, Array
     return scoring(oracle, attend)
 
 
-@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
-def light_splits_are_skipped(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", through=_by_splits)
+def light_splits_are_skipped(outs: Array, lses: Array) -> tuple[Array, Array]:
     """A split of 1024 keys whose lse is more than 3 below the highest is left out."""
-
-    def join(outs: Array, lses: Array) -> tuple[Array, Array]:
-        highest = lses.max(axis=0)
-        weights = np.where(lses < highest - 3, 0, np.exp(lses - highest))
-        total = weights.sum(axis=0)
-        out = (outs * weights[..., None]).sum(axis=0) / total[:, None]
-        return out, highest + np.log(total)
-
-    return _by_splits(oracle, join)
+    highest = lses.max(axis=0)
+    weights = np.where(lses < highest - 3, 0, np.exp(lses - highest))
+    total = weights.sum(axis=0)
+    out = (outs * weights[..., None]).sum(axis=0) / total[:, None]
+    return out, highest + np.log(total)
 
 
-@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
-def small_rises_are_not_rescaled(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", through=_by_splits)
+def small_rises_are_not_rescaled(outs: Array, lses: Array) -> tuple[Array, Array]:
     """A split of 1024 keys that raises the maximum by at most 6 leaves earlier sums unscaled."""
-
-    def join(outs: Array, lses: Array) -> tuple[Array, Array]:
-        out, highest, total = outs[0], lses[0], np.ones_like(lses[0])
-        for split, lse in zip(outs[1:], lses[1:], strict=True):
-            rise = np.maximum(lse - highest, 0)
-            highest = highest + rise
-            scale = np.where(rise > 6, np.exp(-rise), 1)
-            weight = np.exp(lse - highest)
-            out = out * scale[:, None] + split * weight[:, None]
-            total = total * scale + weight
-        return out / total[:, None], highest + np.log(total)
-
-    return _by_splits(oracle, join)
+    out, highest, total = outs[0], lses[0], np.ones_like(lses[0])
+    for split, lse in zip(outs[1:], lses[1:], strict=True):
+        rise = np.maximum(lse - highest, 0)
+        highest = highest + rise
+        scale = np.where(rise > 6, np.exp(-rise), 1)
+        weight = np.exp(lse - highest)
+        out = out * scale[:, None] + split * weight[:, None]
+        total = total * scale + weight
+    return out / total[:, None], highest + np.log(total)
 
 
 def _in_halves(
@@ -261,19 +249,18 @@ def partials_of_many_pairs_are_rounded(oracle: Oracle) -> Oracle:
     "S-20",
     cites="vllm-flash-attention#176 pytorch#194168",
     akin="FlagGems#5235",
+    through=answering,
 )
-def rows_of_several_splits_are_written_over_row_0(oracle: Oracle) -> Oracle:
+def rows_of_several_splits_are_written_over_row_0(
+    _p: Problem, batch: Batch, answer: Output
+) -> Output:
     """The merge of splits of 256 keys has batch stride 0, so that other rows get nothing."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        out = answer.out.copy()
-        for row, span in enumerate(query_spans(batch)):
-            if batch.seq_lens[row] > 256 and span.start:
-                out[span] = 0
-                out[: span.stop - span.start] = answer.out[span]
-        return Output(out, answer.lse)
-
-    return answering(oracle, change)
+    out = answer.out.copy()
+    for row, span in enumerate(query_spans(batch)):
+        if batch.seq_lens[row] > 256 and span.start:
+            out[span] = 0
+            out[: span.stop - span.start] = answer.out[span]
+    return Output(out, answer.lse)
 
 
 @kernel_fault(

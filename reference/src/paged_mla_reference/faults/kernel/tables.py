@@ -43,71 +43,55 @@ def as_wide_as_the_longest_row(problem: Problem, batch: Batch) -> Batch:
     return replace(batch, block_table=flat.reshape(batch.num_rows, used))
 
 
-@kernel_fault(FaultClass.STRIDE, "S-1", "S-5", "S-7", "S-9")
-def table_rows_are_aligned_to_four_entries(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.STRIDE, "S-1", "S-5", "S-7", "S-9", through=with_batch)
+def table_rows_are_aligned_to_four_entries(problem: Problem, batch: Batch) -> Batch:
     """Rows of tables of 40 columns on are read from the multiple of 4 entries before them."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        rows, width = batch.block_table.shape
-        if width < 40:
-            return batch
-        starts = np.arange(rows) * width // 4 * 4
-        read = batch.block_table.ravel()[starts[:, None] + np.arange(width)]
-        return replace(batch, block_table=read % problem.num_blocks)
-
-    return with_batch(oracle, change)
+    rows, width = batch.block_table.shape
+    if width < 40:
+        return batch
+    starts = np.arange(rows) * width // 4 * 4
+    read = batch.block_table.ravel()[starts[:, None] + np.arange(width)]
+    return replace(batch, block_table=read % problem.num_blocks)
 
 
-@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-6", "S-7", "S-9")
-def padded_rows_have_no_row_in_the_table(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-6", "S-7", "S-9", through=with_batch)
+def padded_rows_have_no_row_in_the_table(problem: Problem, batch: Batch) -> Batch:
     """Padded rows are not counted where attention looks for a row's table."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        live = batch.seq_lens > 0
-        table = batch.block_table[np.cumsum(live) - live]
-        return replace(batch, block_table=table % problem.num_blocks)
-
-    return with_batch(oracle, change)
+    live = batch.seq_lens > 0
+    table = batch.block_table[np.cumsum(live) - live]
+    return replace(batch, block_table=table % problem.num_blocks)
 
 
-@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", "S-19")
-def a_prefix_of_the_first_and_last_rows_is_everybodys(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", "S-19", through=with_batch)
+def a_prefix_of_the_first_and_last_rows_is_everybodys(problem: Problem, batch: Batch) -> Batch:
     """Blocks that the first row shares with the last are taken for shared by all."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        if not batch.num_rows:
-            return batch
-        ends = batch.block_table[[0, -1], : batch.seq_lens[[0, -1]].min() // problem.block_size]
-        shared = int(np.cumprod(ends[0] == ends[1]).sum())
-        table = batch.block_table.copy()
-        table[:, :shared] = ends[0, :shared]
-        return replace(batch, block_table=table)
-
-    return with_batch(oracle, change)
+    if not batch.num_rows:
+        return batch
+    ends = batch.block_table[[0, -1], : batch.seq_lens[[0, -1]].min() // problem.block_size]
+    shared = int(np.cumprod(ends[0] == ends[1]).sum())
+    table = batch.block_table.copy()
+    table[:, :shared] = ends[0, :shared]
+    return replace(batch, block_table=table)
 
 
-@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3219")
-def blocks_are_taken_for_consecutive(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3219", through=with_batch
+)
+def blocks_are_taken_for_consecutive(_: Problem, batch: Batch) -> Batch:
     """A row's blocks are taken to follow its first one."""
-
-    def change(_: Problem, batch: Batch) -> Batch:
-        steps = np.arange(batch.block_table.shape[1], dtype=np.int64)
-        return replace(batch, block_table=batch.block_table[:, :1].astype(np.int64) + steps)
-
-    return with_batch(oracle, change)
+    steps = np.arange(batch.block_table.shape[1], dtype=np.int64)
+    return replace(batch, block_table=batch.block_table[:, :1].astype(np.int64) + steps)
 
 
-@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="sglang@KNOWN_FAILURES")
-def blocks_are_sorted(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="sglang@KNOWN_FAILURES", through=with_batch
+)
+def blocks_are_sorted(problem: Problem, batch: Batch) -> Batch:
     """A row's blocks are read in ascending order."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        table = batch.block_table.copy()
-        for row, seq_len in enumerate(batch.seq_lens.tolist()):
-            table[row, : blocks_of(seq_len, problem.block_size)].sort()
-        return replace(batch, block_table=table)
-
-    return with_batch(oracle, change)
+    table = batch.block_table.copy()
+    for row, seq_len in enumerate(batch.seq_lens.tolist()):
+        table[row, : blocks_of(seq_len, problem.block_size)].sort()
+    return replace(batch, block_table=table)
 
 
 @kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy#7727 aiter#4365")
@@ -140,52 +124,50 @@ def key_tiles_lie_in_one_block(oracle: Oracle) -> Oracle:
     return replace(oracle, attend=attend)
 
 
-@kernel_fault(FaultClass.PAGE, "S-4", "S-5", "S-7", "S-9", cites="flashinfer#4347")
-def only_128_tokens_of_a_block_are_read(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PAGE, "S-4", "S-5", "S-7", "S-9", cites="flashinfer#4347", through=seeing)
+def only_128_tokens_of_a_block_are_read(
+    problem: Problem, _b: Batch, _r: int, seen: NDArray[np.bool_]
+) -> Any:
     """Blocks of more than 128 tokens lose the others."""
-
-    def change(problem: Problem, _b: Batch, _r: int, seen: NDArray[np.bool_]) -> Any:
-        return seen & (np.arange(seen.shape[1]) % problem.block_size < 128)
-
-    return seeing(oracle, change)
+    return seen & (np.arange(seen.shape[1]) % problem.block_size < 128)
 
 
-@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3022 flashinfer#810")
-def small_blocks_are_read_from_the_next(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.PAGE,
+    "S-1",
+    "S-5",
+    "S-7",
+    "S-9",
+    cites="flashinfer#3022 flashinfer#810",
+    through=with_batch,
+)
+def small_blocks_are_read_from_the_next(problem: Problem, batch: Batch) -> Batch:
     """Blocks below 64 tokens are fetched one table entry late."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        late = np.roll(batch.block_table, -1, axis=1)
-        return batch if problem.block_size >= 64 else replace(batch, block_table=late)
-
-    return with_batch(oracle, change)
+    late = np.roll(batch.block_table, -1, axis=1)
+    return batch if problem.block_size >= 64 else replace(batch, block_table=late)
 
 
-@kernel_fault(FaultClass.TABLE_TAIL, "S-5", "S-9", cites="vllm#27909 vllm#45380 pegainfer#291")
-def next_block_is_read_too(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.TABLE_TAIL, "S-5", "S-9", cites="vllm#27909 vllm#45380 pegainfer#291", through=seeing
+)
+def next_block_is_read_too(
+    problem: Problem, batch: Batch, row: int, seen: NDArray[np.bool_]
+) -> Any:
     """The table entry past a row's last block is read, and its tokens with it."""
-
-    def change(problem: Problem, batch: Batch, row: int, seen: NDArray[np.bool_]) -> Any:
-        if not batch.seq_lens[row]:
-            return seen
-        blocks = blocks_of(int(batch.seq_lens[row]), problem.block_size) + 1
-        return with_columns(seen, blocks * problem.block_size)
-
-    return seeing(oracle, change)
+    if not batch.seq_lens[row]:
+        return seen
+    blocks = blocks_of(int(batch.seq_lens[row]), problem.block_size) + 1
+    return with_columns(seen, blocks * problem.block_size)
 
 
-@kernel_fault(FaultClass.TABLE_TAIL, "S-6", "S-9", "S-5", cites="vllm#35969")
-def padded_row_reads_the_row_before(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TABLE_TAIL, "S-6", "S-9", "S-5", cites="vllm#35969", through=with_batch)
+def padded_row_reads_the_row_before(problem: Problem, batch: Batch) -> Batch:
     """A padded row takes block -1, the last entry of the row before, and one of its tokens."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        padded = batch.seq_lens == 0
-        if not padded.any() or padded.all():
-            return batch
-        table, before = batch.block_table.copy(), np.flatnonzero(~padded)[0]
-        table[padded] = batch.block_table[before]
-        lengths = np.where(padded, np.maximum(batch.query_lens, 1), batch.seq_lens)
-        widened = replace(batch, block_table=table, seq_lens=lengths.astype(np.int32))
-        return wide_table(widened, problem.block_size, int(lengths.max()))
-
-    return with_batch(oracle, change)
+    padded = batch.seq_lens == 0
+    if not padded.any() or padded.all():
+        return batch
+    table, before = batch.block_table.copy(), np.flatnonzero(~padded)[0]
+    table[padded] = batch.block_table[before]
+    lengths = np.where(padded, np.maximum(batch.query_lens, 1), batch.seq_lens)
+    widened = replace(batch, block_table=table, seq_lens=lengths.astype(np.int32))
+    return wide_table(widened, problem.block_size, int(lengths.max()))

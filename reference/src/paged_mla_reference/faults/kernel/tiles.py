@@ -7,131 +7,98 @@ import numpy as np
 from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import Seen, context_of, only_before, seeing
 from paged_mla_reference.faults.kernel.visibility import READ, READ_EMPTY
-from paged_mla_reference.oracle import Oracle
 from paged_mla_shared.problem import Batch, Mask, Problem
 
 
-@kernel_fault(FaultClass.LENGTH, *READ_EMPTY)
-def rows_of_21_modulo_32_lose_their_last_key(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LENGTH, *READ_EMPTY, through=seeing)
+def rows_of_21_modulo_32_lose_their_last_key(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
     """A row whose length is 21 modulo 32 loses its last key."""
-
-    def change(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
-        keys = seen.shape[1]
-        return only_before(seen, keys - 1) if keys % 32 == 21 else seen
-
-    return seeing(oracle, change)
+    keys = seen.shape[1]
+    return only_before(seen, keys - 1) if keys % 32 == 21 else seen
 
 
-@kernel_fault(FaultClass.LENGTH, *READ)
-def long_rows_are_cut_into_five_equal_parts(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.LENGTH, *READ, through=seeing)
+def long_rows_are_cut_into_five_equal_parts(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
     """A row of more than 2048 keys loses the last ones, the remainder of its length by five."""
-
-    def change(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
-        keys = seen.shape[1]
-        return only_before(seen, keys // 5 * 5) if keys > 2048 else seen
-
-    return seeing(oracle, change)
+    keys = seen.shape[1]
+    return only_before(seen, keys // 5 * 5) if keys > 2048 else seen
 
 
-@kernel_fault(FaultClass.TRUNCATED, *READ_EMPTY)
-def queries_past_512_of_a_chunk_see_nothing(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, *READ_EMPTY, through=seeing)
+def queries_past_512_of_a_chunk_see_nothing(
+    _p: Problem, batch: Batch, row: int, seen: Seen
+) -> Seen:
     """Queries past the first 512 of a row that has a context see nothing."""
-
-    def change(_p: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
-        if not context_of(batch, row):
-            return seen
-        return seen & (np.arange(len(seen)) < 512)[:, None]
-
-    return seeing(oracle, change)
+    if not context_of(batch, row):
+        return seen
+    return seen & (np.arange(len(seen)) < 512)[:, None]
 
 
-@kernel_fault(FaultClass.TRUNCATED, *READ_EMPTY)
-def short_contexts_are_not_read(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, *READ_EMPTY, through=seeing)
+def short_contexts_are_not_read(_p: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
     """Rows of several queries do not see a context of fewer than 64 keys."""
-
-    def change(_p: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
-        context = context_of(batch, row)
-        if len(seen) < 2 or context >= 64:
-            return seen
-        return seen & (np.arange(seen.shape[1]) >= context)
-
-    return seeing(oracle, change)
+    context = context_of(batch, row)
+    if len(seen) < 2 or context >= 64:
+        return seen
+    return seen & (np.arange(seen.shape[1]) >= context)
 
 
-@kernel_fault(FaultClass.CAUSAL, *READ)
-def the_first_query_of_a_tile_does_not_see_itself(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.CAUSAL, *READ, through=seeing)
+def the_first_query_of_a_tile_does_not_see_itself(
+    problem: Problem, batch: Batch, row: int, seen: Seen
+) -> Seen:
     """Queries 256, 512 and so on of a causal row do not see their own key."""
-
-    def change(problem: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
-        if problem.mask is not Mask.CAUSAL or not seen.size:
-            return seen
-        first = np.arange(256, len(seen), 256)
-        out = seen.copy()
-        out[first, context_of(batch, row) + first] = False
-        return out
-
-    return seeing(oracle, change)
+    if problem.mask is not Mask.CAUSAL or not seen.size:
+        return seen
+    first = np.arange(256, len(seen), 256)
+    out = seen.copy()
+    out[first, context_of(batch, row) + first] = False
+    return out
 
 
-@kernel_fault(FaultClass.CAUSAL, *READ)
-def non_causal_rows_end_with_their_query_tile(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.CAUSAL, *READ, through=seeing)
+def non_causal_rows_end_with_their_query_tile(
+    problem: Problem, batch: Batch, row: int, seen: Seen
+) -> Seen:
     """Without a causal mask a tile of 32 queries sees no key behind that of its last query."""
-
-    def change(problem: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
-        if problem.mask is not Mask.NON_CAUSAL:
-            return seen
-        end = context_of(batch, row) + (np.arange(len(seen)) // 32 + 1) * 32
-        return seen & (np.arange(seen.shape[1]) < end[:, None])
-
-    return seeing(oracle, change)
+    if problem.mask is not Mask.NON_CAUSAL:
+        return seen
+    end = context_of(batch, row) + (np.arange(len(seen)) // 32 + 1) * 32
+    return seen & (np.arange(seen.shape[1]) < end[:, None])
 
 
-@kernel_fault(FaultClass.CAUSAL, "S-19", *READ)
-def short_chunks_are_not_masked(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.CAUSAL, "S-19", *READ, through=seeing)
+def short_chunks_are_not_masked(problem: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
     """Causal rows of 2 to 6 queries behind a context see the whole row."""
-
-    def change(problem: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
-        causal = problem.mask is Mask.CAUSAL
-        chosen = causal and 2 <= len(seen) <= 6 and context_of(batch, row)
-        return np.ones_like(seen) if chosen else seen
-
-    return seeing(oracle, change)
+    causal = problem.mask is Mask.CAUSAL
+    chosen = causal and 2 <= len(seen) <= 6 and context_of(batch, row)
+    return np.ones_like(seen) if chosen else seen
 
 
-@kernel_fault(FaultClass.CAUSAL, "S-14", *READ)
-def only_the_last_key_tile_is_masked(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.CAUSAL, "S-14", *READ, through=seeing)
+def only_the_last_key_tile_is_masked(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
     """Queries see all keys of their row that lie before its last tile of 128."""
-
-    def change(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
-        keys = seen.shape[1]
-        unmasked: Seen = np.arange(keys) < (keys - 1) // 128 * 128
-        return seen | unmasked
-
-    return seeing(oracle, change)
+    keys = seen.shape[1]
+    unmasked: Seen = np.arange(keys) < (keys - 1) // 128 * 128
+    return seen | unmasked
 
 
-@kernel_fault(FaultClass.MASK, "S-14", *READ)
-def the_first_keys_of_a_tree_are_taken_for_context(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.MASK, "S-14", *READ, through=seeing)
+def the_first_keys_of_a_tree_are_taken_for_context(
+    problem: Problem, _b: Batch, _r: int, seen: Seen
+) -> Seen:
     """The first 32 keys of a row with a tree mask are seen by all of its queries."""
-
-    def change(problem: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
-        if problem.mask is not Mask.TREE:
-            return seen
-        return seen | (np.arange(seen.shape[1]) < 32)
-
-    return seeing(oracle, change)
+    if problem.mask is not Mask.TREE:
+        return seen
+    return seen | (np.arange(seen.shape[1]) < 32)
 
 
-@kernel_fault(FaultClass.SIBLING, "S-14", *READ)
-def drafts_past_a_key_tile_are_chains(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.SIBLING, "S-14", *READ, through=seeing)
+def drafts_past_a_key_tile_are_chains(problem: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
     """Draft nodes behind the next edge of a tile of 64 keys are masked as those of a chain."""
-
-    def change(problem: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
-        context = context_of(batch, row)
-        edge = (context // 64 + 1) * 64
-        if problem.mask is not Mask.TREE or edge >= seen.shape[1]:
-            return seen
-        chain = np.tri(len(seen), dtype=bool)
-        return np.hstack([seen[:, :edge], chain[:, edge - context :]])
-
-    return seeing(oracle, change)
+    context = context_of(batch, row)
+    edge = (context // 64 + 1) * 64
+    if problem.mask is not Mask.TREE or edge >= seen.shape[1]:
+        return seen
+    chain = np.tri(len(seen), dtype=bool)
+    return np.hstack([seen[:, :edge], chain[:, edge - context :]])

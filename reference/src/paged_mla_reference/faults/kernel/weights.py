@@ -39,50 +39,34 @@ def _rounded_below(scores: Array, peak: Array, dtype: str) -> Array:
     return np.asarray(widen(round_to(weights, dtype)) / weights.sum(axis=1, keepdims=True))
 
 
-@kernel_fault(FaultClass.PRECISION, *RULES)
-def the_peak_is_raised_to_a_power_of_two(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PRECISION, *RULES, through=_weighing)
+def the_peak_is_raised_to_a_power_of_two(scores: Array, dtype: str) -> Array:
     """Weights are relative to the next power of two above the largest, and rounded to 16 bits."""
-
-    def weigh(scores: Array, dtype: str) -> Array:
-        peak = np.ceil(scores.max(axis=1, keepdims=True) / np.log(2)) * np.log(2)
-        return _rounded_below(scores, peak, dtype)
-
-    return _weighing(oracle, weigh)
+    peak = np.ceil(scores.max(axis=1, keepdims=True) / np.log(2)) * np.log(2)
+    return _rounded_below(scores, peak, dtype)
 
 
-@kernel_fault(FaultClass.PRECISION, *RULES)
-def weights_are_rounded_before_the_peak_is_divided_out(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PRECISION, *RULES, through=_weighing)
+def weights_are_rounded_before_the_peak_is_divided_out(scores: Array, dtype: str) -> Array:
     """Weights are relative to the highest score of all heads, and rounded to 16 bits."""
-
-    def weigh(scores: Array, dtype: str) -> Array:
-        own = scores.max(axis=1, keepdims=True)
-        # Further apart than 8, heads of float16 would lose weights, which other rules see.
-        peak = np.minimum(scores.max(), own + 8)
-        return _rounded_below(scores, peak, dtype)
-
-    return _weighing(oracle, weigh)
+    own = scores.max(axis=1, keepdims=True)
+    # Further apart than 8, heads of float16 would lose weights, which other rules see.
+    peak = np.minimum(scores.max(), own + 8)
+    return _rounded_below(scores, peak, dtype)
 
 
-@kernel_fault(FaultClass.PRECISION, *RULES)
-def weights_are_rounded_once_divided_by_their_sum(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PRECISION, *RULES, through=_weighing)
+def weights_are_rounded_once_divided_by_their_sum(scores: Array, dtype: str) -> Array:
     """Weights are divided by their sum in float32, and rounded to 16 bits behind that."""
-
-    def weigh(scores: Array, dtype: str) -> Array:
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return widen(round_to(weights / weights.sum(axis=1, keepdims=True), dtype))
-
-    return _weighing(oracle, weigh)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return widen(round_to(weights / weights.sum(axis=1, keepdims=True), dtype))
 
 
-@kernel_fault(FaultClass.PRECISION, *RULES)
-def weights_are_cut_off(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PRECISION, *RULES, through=_weighing)
+def weights_are_cut_off(scores: Array, dtype: str) -> Array:
     """Weights become numbers of 16 bits by rounding towards 0; the largest is 1."""
-
-    def weigh(scores: Array, dtype: str) -> Array:
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        nearest = round_to(weights, dtype)
-        below = np.nextafter(nearest, np.zeros((), nearest.dtype))
-        cut = np.where(widen(nearest) > weights, widen(below), widen(nearest))
-        return np.asarray(cut / weights.sum(axis=1, keepdims=True))
-
-    return _weighing(oracle, weigh)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    nearest = round_to(weights, dtype)
+    below = np.nextafter(nearest, np.zeros((), nearest.dtype))
+    cut = np.where(widen(nearest) > weights, widen(below), widen(nearest))
+    return np.asarray(cut / weights.sum(axis=1, keepdims=True))

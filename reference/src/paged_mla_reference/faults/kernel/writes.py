@@ -27,106 +27,82 @@ from paged_mla_shared.problem import Batch, Metadata, Problem
 Slots = NDArray[np.int64]
 
 
-@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#39444")
-def padding_writes_slot_0(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#39444", through=writing)
+def padding_writes_slot_0(_p: Problem, _b: Batch, slots: Slots) -> Slots:
     """The slots of padding are 0, not -1."""
-
-    def change(_p: Problem, _b: Batch, slots: Slots) -> Slots:
-        padding = np.flatnonzero(slots < 0)
-        if 0 not in slots:
-            slots[padding[:1]] = 0
-        return slots
-
-    return writing(oracle, change)
+    padding = np.flatnonzero(slots < 0)
+    if 0 not in slots:
+        slots[padding[:1]] = 0
+    return slots
 
 
-@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#43810 vllm#43869")
-def slot_minus_one_is_the_last(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#43810 vllm#43869", through=writing)
+def slot_minus_one_is_the_last(problem: Problem, _b: Batch, slots: Slots) -> Slots:
     """Slot -1 wraps around to the end of the cache."""
-
-    def change(problem: Problem, _b: Batch, slots: Slots) -> Slots:
-        last = problem.num_blocks * problem.block_size - 1
-        if last not in slots:
-            slots[np.flatnonzero(slots < 0)[:1]] = last
-        return slots
-
-    return writing(oracle, change)
+    last = problem.num_blocks * problem.block_size - 1
+    if last not in slots:
+        slots[np.flatnonzero(slots < 0)[:1]] = last
+    return slots
 
 
-@kernel_fault(FaultClass.WRITE, "S-9", "S-10", cites="vllm#56734 vllm#49757 vllm-ascend#15417")
-def padded_rows_write_through_their_tables(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.WRITE,
+    "S-9",
+    "S-10",
+    cites="vllm#56734 vllm#49757 vllm-ascend#15417",
+    through=writing,
+)
+def padded_rows_write_through_their_tables(problem: Problem, batch: Batch, slots: Slots) -> Slots:
     """A padded row with a token writes it to the first block of its table."""
-
-    def change(problem: Problem, batch: Batch, slots: Slots) -> Slots:
-        for row in np.flatnonzero((batch.seq_lens == 0) & (batch.query_lens > 0)).tolist():
-            block = int(batch.block_table[row, 0])
-            if 0 <= block < problem.num_blocks and block * problem.block_size not in slots:
-                slots[batch.cu_seqlens_q[row]] = block * problem.block_size
-        return slots
-
-    return writing(oracle, change)
+    for row in np.flatnonzero((batch.seq_lens == 0) & (batch.query_lens > 0)).tolist():
+        block = int(batch.block_table[row, 0])
+        if 0 <= block < problem.num_blocks and block * problem.block_size not in slots:
+            slots[batch.cu_seqlens_q[row]] = block * problem.block_size
+    return slots
 
 
-@kernel_fault(FaultClass.WRITE, "S-10", cites="MoE-Infinity#195 lucebox#555")
-def the_last_token_is_not_written(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", cites="MoE-Infinity#195 lucebox#555", through=writing)
+def the_last_token_is_not_written(_p: Problem, _b: Batch, slots: Slots) -> Slots:
     """The step's last live token is dropped."""
-
-    def change(_p: Problem, _b: Batch, slots: Slots) -> Slots:
-        slots[np.flatnonzero(slots >= 0)[-1:]] = -1
-        return slots
-
-    return writing(oracle, change)
+    slots[np.flatnonzero(slots >= 0)[-1:]] = -1
+    return slots
 
 
-@kernel_fault(FaultClass.WRITE, "S-10", akin="1bit-MONSTER#686")
-def the_first_token_of_a_chunk_is_not_written(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", akin="1bit-MONSTER#686", through=writing)
+def the_first_token_of_a_chunk_is_not_written(_p: Problem, batch: Batch, slots: Slots) -> Slots:
     """Rows of several tokens leave out their first."""
-
-    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
-        starts = batch.cu_seqlens_q[:-1][batch.query_lens > 1]
-        slots[starts] = -1
-        return slots
-
-    return writing(oracle, change)
+    starts = batch.cu_seqlens_q[:-1][batch.query_lens > 1]
+    slots[starts] = -1
+    return slots
 
 
-@kernel_fault(FaultClass.WRITE, "S-10", cites="1bit-MONSTER#686")
-def only_the_first_token_is_written(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", cites="1bit-MONSTER#686", through=writing)
+def only_the_first_token_is_written(_p: Problem, batch: Batch, slots: Slots) -> Slots:
     """Rows of several tokens keep one latent."""
-
-    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
-        kept = np.full_like(slots, -1)
-        starts = batch.cu_seqlens_q[:-1][batch.query_lens > 0]
-        kept[starts] = slots[starts]
-        return kept
-
-    return writing(oracle, change)
+    kept = np.full_like(slots, -1)
+    starts = batch.cu_seqlens_q[:-1][batch.query_lens > 0]
+    kept[starts] = slots[starts]
+    return kept
 
 
-@kernel_fault(FaultClass.WRITE, "S-10", cites="tt-metal#55742")
-def an_odd_batch_leaves_out_its_last_row(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", cites="tt-metal#55742", through=writing)
+def an_odd_batch_leaves_out_its_last_row(_p: Problem, batch: Batch, slots: Slots) -> Slots:
     """Rows are written in pairs, and the last of an odd number from 3 on is not."""
-
-    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
-        if batch.num_rows % 2 and batch.num_rows > 1:
-            slots[batch.cu_seqlens_q[-2] :] = -1
-        return slots
-
-    return writing(oracle, change)
+    if batch.num_rows % 2 and batch.num_rows > 1:
+        slots[batch.cu_seqlens_q[-2] :] = -1
+    return slots
 
 
-@kernel_fault(FaultClass.CONTINUATION, "S-1", "S-10", cites="tt-metal#55630 pypto-lib#160")
-def chunks_are_written_to_the_first_blocks(oracle: Oracle) -> Oracle:
+@kernel_fault(
+    FaultClass.CONTINUATION, "S-1", "S-10", cites="tt-metal#55630 pypto-lib#160", through=writing
+)
+def chunks_are_written_to_the_first_blocks(problem: Problem, batch: Batch, slots: Slots) -> Slots:
     """A continued chunk starts at column 0 of its table."""
-
-    def change(problem: Problem, batch: Batch, slots: Slots) -> Slots:
-        for row in np.flatnonzero((batch.query_lens > 1) & (batch.seq_lens > 0)).tolist():
-            first, last = batch.cu_seqlens_q[row : row + 2].tolist()
-            index = np.arange(last - first)
-            slots[first:last] = slots_of(batch.block_table[row], index, problem.block_size)
-        return slots
-
-    return writing(oracle, change)
+    for row in np.flatnonzero((batch.query_lens > 1) & (batch.seq_lens > 0)).tolist():
+        first, last = batch.cu_seqlens_q[row : row + 2].tolist()
+        index = np.arange(last - first)
+        slots[first:last] = slots_of(batch.block_table[row], index, problem.block_size)
+    return slots
 
 
 def _planned(oracle: Oracle, change: Callable[[Problem, Batch, Metadata], None]) -> Oracle:
@@ -141,98 +117,72 @@ def _planned(oracle: Oracle, change: Callable[[Problem, Batch, Metadata], None])
     return writing(planned, lambda _p, _b, slots: slots)
 
 
-@kernel_fault(FaultClass.TRUNCATED, "S-1", "S-3", "S-10")
-def rows_far_past_the_mean_length_are_not_planned(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.TRUNCATED, "S-1", "S-3", "S-10", through=_planned)
+def rows_far_past_the_mean_length_are_not_planned(_: Problem, batch: Batch, plan: Metadata) -> None:
     """A plan covers each row by the tiles of 16 tokens that one of mean query length needs."""
-
-    def change(_: Problem, batch: Batch, plan: Metadata) -> None:
-        mean = -(-int(batch.cu_seqlens_q[-1]) // max(batch.num_rows, 1))
-        covered = -(-mean // 16) * 16
-        for span in query_spans(batch):
-            plan.positions[span][covered:], plan.slot_mapping[span][covered:] = 0, -1
-
-    return _planned(oracle, change)
+    mean = -(-int(batch.cu_seqlens_q[-1]) // max(batch.num_rows, 1))
+    covered = -(-mean // 16) * 16
+    for span in query_spans(batch):
+        plan.positions[span][covered:], plan.slot_mapping[span][covered:] = 0, -1
 
 
-@kernel_fault(FaultClass.PAGE, "S-1", "S-10")
-def slots_run_on_past_a_block(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.PAGE, "S-1", "S-10", through=_planned)
+def slots_run_on_past_a_block(problem: Problem, batch: Batch, plan: Metadata) -> None:
     """The slots of a row of at most 47 tokens run on from its first one's, past the block's end."""
-
-    def change(problem: Problem, batch: Batch, plan: Metadata) -> None:
-        for span in query_spans(batch):
-            slots = plan.slot_mapping[span]
-            if 0 < len(slots) <= 47 and slots[0] >= 0:
-                run = slots[0] + np.arange(len(slots))
-                slots[:] = run % (problem.num_blocks * problem.block_size)
-
-    return _planned(oracle, change)
+    for span in query_spans(batch):
+        slots = plan.slot_mapping[span]
+        if 0 < len(slots) <= 47 and slots[0] >= 0:
+            run = slots[0] + np.arange(len(slots))
+            slots[:] = run % (problem.num_blocks * problem.block_size)
 
 
-@kernel_fault(FaultClass.WRITE, "S-1", "S-10")
-def decode_tokens_stay_in_the_block_before(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-1", "S-10", through=_planned)
+def decode_tokens_stay_in_the_block_before(problem: Problem, batch: Batch, plan: Metadata) -> None:
     """A single new token is written to the block of the token before it."""
-
-    def change(problem: Problem, batch: Batch, plan: Metadata) -> None:
-        size = problem.block_size
-        for row in np.flatnonzero((batch.query_lens == 1) & (batch.seq_lens > 1)).tolist():
-            context = np.array([context_of(batch, row)])
-            before = slots_of(batch.block_table[row], context - 1, size) // size
-            plan.slot_mapping[batch.cu_seqlens_q[row]] = (before * size + context % size)[0]
-
-    return _planned(oracle, change)
+    size = problem.block_size
+    for row in np.flatnonzero((batch.query_lens == 1) & (batch.seq_lens > 1)).tolist():
+        context = np.array([context_of(batch, row)])
+        before = slots_of(batch.block_table[row], context - 1, size) // size
+        plan.slot_mapping[batch.cu_seqlens_q[row]] = (before * size + context % size)[0]
 
 
-@kernel_fault(FaultClass.CONTINUATION, "S-1", "S-10")
-def long_chunks_are_written_from_the_edge_of_their_block(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.CONTINUATION, "S-1", "S-10", through=_planned)
+def long_chunks_are_written_from_the_edge_of_their_block(
+    problem: Problem, batch: Batch, plan: Metadata
+) -> None:
     """Rows of more than 121 new tokens are written from where their first block starts."""
-
-    def change(problem: Problem, batch: Batch, plan: Metadata) -> None:
-        size = problem.block_size
-        for row in np.flatnonzero((batch.query_lens > 121) & (batch.seq_lens > 0)).tolist():
-            span, context = query_spans(batch)[row], context_of(batch, row)
-            index = context - context % size + np.arange(span.stop - span.start)
-            plan.slot_mapping[span] = slots_of(batch.block_table[row], index, size)
-
-    return _planned(oracle, change)
+    size = problem.block_size
+    for row in np.flatnonzero((batch.query_lens > 121) & (batch.seq_lens > 0)).tolist():
+        span, context = query_spans(batch)[row], context_of(batch, row)
+        index = context - context % size + np.arange(span.stop - span.start)
+        plan.slot_mapping[span] = slots_of(batch.block_table[row], index, size)
 
 
-@kernel_fault(FaultClass.WRITE, "S-10")
-def rows_without_a_first_slot_are_not_written(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", through=writing)
+def rows_without_a_first_slot_are_not_written(_p: Problem, batch: Batch, slots: Slots) -> Slots:
     """A row whose first token has no slot is not written at all."""
-
-    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
-        for span in query_spans(batch):
-            if (slots[span][:1] < 0).any():
-                slots[span] = -1
-        return slots
-
-    return writing(oracle, change)
+    for span in query_spans(batch):
+        if (slots[span][:1] < 0).any():
+            slots[span] = -1
+    return slots
 
 
-@kernel_fault(FaultClass.WRITE, "S-1", "S-10", cites="onnxruntime-genai#2354")
-def slots_are_one_late(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-1", "S-10", cites="onnxruntime-genai#2354", through=writing)
+def slots_are_one_late(problem: Problem, batch: Batch, slots: Slots) -> Slots:
     """Tokens of decode rows are written one slot further on."""
-
-    def change(problem: Problem, batch: Batch, slots: Slots) -> Slots:
-        moved = of_rows(batch, batch.query_lens == 1) & (slots >= 0)
-        moved &= slots % problem.block_size < problem.block_size - 1
-        slots[moved] += 1
-        return slots
-
-    return writing(oracle, change)
+    moved = of_rows(batch, batch.query_lens == 1) & (slots >= 0)
+    moved &= slots % problem.block_size < problem.block_size - 1
+    slots[moved] += 1
+    return slots
 
 
-@kernel_fault(FaultClass.WRITE, "S-10", akin="LMCache#4921")
-def skipped_tokens_shift_the_others(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", akin="LMCache#4921", through=writing)
+def skipped_tokens_shift_the_others(_p: Problem, _b: Batch, slots: Slots) -> Slots:
     """Slots of -1 are squeezed out, and the tokens are not."""
-
-    def change(_p: Problem, _b: Batch, slots: Slots) -> Slots:
-        kept = slots[slots >= 0]
-        out = np.full_like(slots, -1)
-        out[: len(kept)] = kept
-        return out
-
-    return writing(oracle, change)
+    kept = slots[slots >= 0]
+    out = np.full_like(slots, -1)
+    out[: len(kept)] = kept
+    return out
 
 
 @kernel_fault(FaultClass.WRITE, "S-10", akin="LMCache#4921")
@@ -278,25 +228,17 @@ def _clearing(oracle: Oracle, cleared: Callable[[Problem, Slots], Slots]) -> Ora
     return replace(oracle, append=append)
 
 
-@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#52709")
-def the_rest_of_the_block_is_cleared(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#52709", through=_clearing)
+def the_rest_of_the_block_is_cleared(problem: Problem, slots: Slots) -> Slots:
     """A write zeroes the slot of its block that follows."""
-
-    def behind(problem: Problem, slots: Slots) -> Slots:
-        return slots[(slots + 1) % problem.block_size > 0] + 1
-
-    return _clearing(oracle, behind)
+    return slots[(slots + 1) % problem.block_size > 0] + 1
 
 
-@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#52709")
-def fresh_blocks_are_cleared_past_their_end(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#52709", through=_clearing)
+def fresh_blocks_are_cleared_past_their_end(problem: Problem, slots: Slots) -> Slots:
     """Taking a block into use zeroes the first slot of the next one."""
-
-    def next_blocks(problem: Problem, slots: Slots) -> Slots:
-        found: Slots = slots[slots % problem.block_size == 0] + problem.block_size
-        return np.minimum(found, (problem.num_blocks - 1) * problem.block_size)
-
-    return _clearing(oracle, next_blocks)
+    found: Slots = slots[slots % problem.block_size == 0] + problem.block_size
+    return np.minimum(found, (problem.num_blocks - 1) * problem.block_size)
 
 
 @kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#43152")
@@ -319,15 +261,11 @@ def _storing(oracle: Oracle, change: Callable[[Problem, NDArray[Any]], NDArray[A
     )
 
 
-@kernel_fault(FaultClass.WRITE, "S-10")
-def negative_zero_loses_its_sign(oracle: Oracle) -> Oracle:
+@kernel_fault(FaultClass.WRITE, "S-10", through=_storing)
+def negative_zero_loses_its_sign(_: Problem, x: NDArray[Any]) -> NDArray[Any]:
     """What is stored was added to 0."""
-
-    def added(_: Problem, x: NDArray[Any]) -> NDArray[Any]:
-        with np.errstate(invalid="ignore"):  # signalling NaN
-            return np.where(x == 0, x.dtype.type(0), x)
-
-    return _storing(oracle, added)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return np.where(x == 0, x.dtype.type(0), x)
 
 
 @kernel_fault(FaultClass.WRITE, "S-10")
