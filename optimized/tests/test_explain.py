@@ -59,6 +59,25 @@ def test_explanation_of_a_step_that_is_cut_off(num_tokens):
     assert found.units == mla._core.plan.cut[2].item()
 
 
+@pytest.mark.parametrize(
+    ("starts", "seq_lens"),
+    [
+        ([-(2**31), 2, 3], [5, 5]),
+        ([0, 3, 2], [5, 5]),
+        ([0, 2**31 - 1, 2**31 - 1], [2**31 - 1, 5]),
+        ([0, 2, 3], [1, 5]),
+        ([0, 2, 3], [257, -5]),
+    ],
+)
+def test_explanation_of_rows_that_no_rule_allows(starts, seq_lens):
+    """S-2, S-9: they are padding in the plan, and so they are in its explanation."""
+    mla = PagedMla(config(max_model_len=256), "cpu", variant=SPLITS)
+    lengths = (torch.tensor(numbers, dtype=torch.int32) for numbers in (starts, seq_lens))
+    step = MlaStep(*lengths, torch.zeros(2, 128, dtype=torch.int32), num_tokens=3)
+    mla.plan(step)
+    assert mla.explain(step).units == mla._core.plan.cut[2].item()
+
+
 def test_memory_account_is_complete():
     """S-9: every byte of plan and workspace is on the list; answers are not held."""
     mla = PagedMla(config(), "cpu")

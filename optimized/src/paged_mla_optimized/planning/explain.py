@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -135,12 +135,10 @@ def explain(
 ) -> Explanation:
     """Follow the schedule of ``kernels/common/plan.py`` on the host."""
     programs = variant.programs(num_sms)
-    rows = []
-    for (start, end), seq_len in zip(pairwise(starts), seq_lens, strict=True):
-        kept = min(end, num_tokens) - min(start, num_tokens)
-        keys = seq_len - (end - start - kept)  # tokens that are cut off leave no key
-        if min(kept, keys) > 0:
-            rows.append((kept * config.num_heads, -(-keys // variant.tile_n)))
+    rows = [
+        (tokens * config.num_heads, -(-keys // variant.tile_n))
+        for tokens, keys in _working_rows(config, starts, seq_lens, num_tokens)
+    ]
     lanes = _choose_lanes(rows, variant)
     shapes = [(-(-pairs // (variant.tile_m * lanes)), tiles) for pairs, tiles in rows]
     parts = programs // lanes
@@ -187,6 +185,23 @@ def explain(
         cut_groups=cut_groups,
         cut=cut,
     )
+
+
+def _working_rows(
+    config: MlaConfig, starts: list[int], seq_lens: list[int], num_tokens: int
+) -> Iterator[tuple[int, int]]:
+    """Yield tokens and keys of the rows that the plan does not treat as padding (S-2, S-9)."""
+    first = 0
+    for (start, end), seq_len in zip(pairwise(starts), seq_lens, strict=True):
+        within = min(max(start, 0), num_tokens)
+        first = max(first, within)
+        tokens = max(first, min(end, num_tokens)) - first
+        keys = seq_len - (end - start - tokens)  # tokens that are cut off leave no key
+        is_legal = 0 <= start <= end and first == within and seq_len <= config.max_model_len
+        is_legal &= config.mask == "non_causal" or seq_len >= end - start
+        is_legal &= not config.is_tree or end - start <= config.max_draft_tokens
+        if is_legal and min(tokens, seq_len, keys) > 0:
+            yield tokens, keys
 
 
 def _fixed_splits(config: MlaConfig, variant: AttendVariant, pairs: int, key_tiles: int) -> int:
