@@ -204,3 +204,12 @@ def test_every_tensor_of_a_cache_has_an_address():
         latents.data_ptr(),
         scales.data_ptr(),
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "name"),
+    [(None, "cpu", "config"), ("bf16", "cpu", "config"), (config(), 1.5, "device")],
+)
+def test_a_new_cache_of_no_config_or_device(given, device, name):
+    with pytest.raises(InvalidArgument, match=name):
+        zeros_of(given, 3, device)

@@ -110,3 +110,15 @@ def test_conventions_are_checked(name, value):
     """An unknown convention is an error at construction."""
     with pytest.raises(InvalidArgument, match=name):
         MlaConfig(**{**vars(config()), name: value})
+
+
+@pytest.mark.parametrize("kind", ["requires_grad", "inference"])
+def test_a_base_2_lse_of_any_kind(kind):
+    """S-7: one that requires gradients, or was made in inference mode."""
+    step = build((20, 3), (33, 1), lse_base="2")
+    mla = PagedMla(step.config, "cpu")
+    expected = step.attend(mla)[1]
+    with torch.inference_mode(kind == "inference"):
+        lse = torch.zeros(expected.shape, requires_grad=kind == "requires_grad")
+    mla.attend(step.q_nope, step.q_pe, step.cache, lse=lse)
+    assert torch.equal(lse, expected)

@@ -78,6 +78,15 @@ def test_explanation_of_rows_that_no_rule_allows(starts, seq_lens):
     assert mla.explain(step).units == mla._core.plan.cut[2].item()
 
 
+def test_explanation_of_a_row_that_its_table_is_too_narrow_for():
+    """S-1: padding, as in the plan."""
+    mla = PagedMla(config(max_model_len=256), "cpu", variant=SPLITS)
+    lengths = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, 1, 2], [200, 5]))
+    step = MlaStep(*lengths, torch.zeros(2, 1, dtype=torch.int32), num_tokens=2)
+    mla.plan(step)
+    assert mla.explain(step).units == mla._core.plan.cut[2].item()
+
+
 def test_memory_account_is_complete():
     """S-9: every byte of plan and workspace is on the list; answers are not held."""
     mla = PagedMla(config(), "cpu")

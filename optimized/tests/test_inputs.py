@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -440,3 +441,18 @@ def test_the_length_of_padded_rows_is_an_integer(value):
     """S-17: 0 or 1."""
     with pytest.raises(InvalidArgument, match="pad_seq_len"):
         StepInputs(config(), "cpu", {}, pad_seq_len=value)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_rows_that_the_table_of_a_step_is_too_narrow_for(is_told):
+    """S-1: padding, as in a plan; the inputs still have the columns of the step before."""
+    inputs, mla = StepInputs(config(), "cpu", {}), PagedMla(config(), "cpu")
+    size = config().block_size
+    keys = [3 * size, size]
+    wide = MlaStep.from_host([1, 1], keys, [[0, 1, 5], [2]], device="cpu")
+    narrow = MlaStep.from_host([1, 1], keys, [[3, 4], [6]], device="cpu")
+    narrow = narrow if is_told else replace(narrow, query_lens=None, max_seq_lens=None)
+    inputs.load(wide)
+    inputs.load(narrow)
+    mla.plan(inputs.view(Bucket(2, 2)).step)
+    assert mla.slot_mapping.tolist() == [-1, 6 * size + size - 1]

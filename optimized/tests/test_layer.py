@@ -605,3 +605,18 @@ def test_short_rows_of_a_layer():
     answer = attend(layer, step, q, weights)
     torch.testing.assert_close(answer[0].double(), out, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(answer[1].double(), lse, rtol=2e-5, atol=2e-5)
+
+
+def test_weights_that_lie_apart_and_rows_without_keys():
+    """S-6, S-21: a step of padding, and rows without keys beside one that is absorbed."""
+    layer = MlaLayer(layer_config(config(num_heads=HEADS)), "cpu")
+    cache = layer.new_cache(4)
+    weights = HeadWeights.of_halves(torch.randn(HEADS, N, R), torch.randn(HEADS, V, R))
+    for query_lens, seq_lens, absorbed_rows in (([1], [0], None), ([1, 2], [5, 0], 1)):
+        step = MlaStep.from_host(query_lens, seq_lens, [[0]] * len(seq_lens), device="cpu")
+        layer.plan(step, absorbed_rows=absorbed_rows)
+        q_nope = torch.randn(step.num_tokens, HEADS, N)
+        out, lse = layer.attend(q_nope, torch.randn(*q_nope.shape[:2], P), cache, weights)
+        padded = slice(0 if absorbed_rows is None else 1, None)
+        assert (out[padded] == 0).all()
+        assert (lse[padded] == -torch.inf).all()

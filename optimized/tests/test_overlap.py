@@ -356,3 +356,35 @@ def test_windows_are_refused(name):
     window = torch.as_strided(torch.zeros(400), shape, strides)
     with pytest.raises(InvalidArgument, match=f"{name}: got strides"):
         mla.attend(step.q_nope, step.q_pe, step.cache, **{name: window})
+
+
+@pytest.mark.parametrize("name", ["positions", "slot_mapping"])
+def test_answers_in_what_the_plan_fills(name):
+    """S-9: the next call would read it as positions and slots."""
+    step, mla = planned(num_heads=1, block_size=8)
+    before = getattr(mla, name).clone()
+    lse = getattr(mla, name).view(torch.float32)[:4, None]
+    with pytest.raises(InvalidArgument, match="lse: got memory that the buffers of plan 0 lies in"):
+        mla.attend(step.q_nope, step.q_pe, step.cache, lse=lse)
+    cache = mla._core.plan.state.view(torch.float32)[: 8 * (R + P)].view(1, 8, R + P)
+    with pytest.raises(InvalidArgument, match=r"cache: got memory that .* lies in"):
+        mla.append(torch.ones(4, R), torch.ones(4, P), cache)
+    assert torch.equal(getattr(mla, name), before)
+
+
+@pytest.mark.parametrize("absorbed", [0, 2])
+def test_answers_of_a_layer_in_its_workspace(absorbed):
+    """S-17: parts of the keys are merged there."""
+    step = build((20, 3), (33, 1))
+    layer = MlaLayer(LayerConfig(attention=step.config, qk_nope_head_dim=N, v_head_dim=V), "cpu")
+    weights = HeadWeights(torch.randn(4, N + V, R), N)
+    lengths = {"query_lens": [3, 1], "max_seq_lens": [20, 33]}
+    step_of_layer = MlaStep(
+        step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4, **lengths
+    )
+    layer.plan(step_of_layer, absorbed_rows=absorbed)
+    queries = torch.randn(4, 4, N), torch.randn(4, 4, P)
+    for room in (layer.workspace, layer.materialized.tensors["keys and values"].flatten()):
+        out = room[: 4 * 4 * V].view(4, 4, V)
+        with pytest.raises(InvalidArgument, match=r"out: got memory that .* lies in, too"):
+            layer.attend(*queries, step.cache, weights, out=out)

@@ -124,6 +124,11 @@ class Core:
         return self.plans[number % len(self.plans)]
 
     @property
+    def own_buffers(self) -> dict[str, torch.Tensor]:
+        """What plans fill, by name: no call may write anything else there."""
+        return {f"the buffers of plan {n}": plan.state for n, plan in enumerate(self.plans)}
+
+    @property
     def attention(self) -> Attention:
         """The attention launches of the planned step."""
         return self._attentions[self.choice_of(self.plan)]
@@ -256,7 +261,7 @@ class Core:
             checks.check_written_cache(cache.latents, cache.scales)
             checks.check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, device)
             latents = {"ckv": ckv, "k_pe": k_pe, "slot_mapping": slot_mapping}
-            check_apart(named_tensors(cache), latents)
+            check_apart(named_tensors(cache), latents | self.own_buffers)
             self._checked[layout] = None
         if num_tokens > 0:
             self._append.launch(
@@ -287,13 +292,14 @@ class Core:
             checks.check_cache(config, cache, device)
             shape = (num_tokens, config.num_heads, config.kv_lora_rank)
             read = {"q_nope": q_nope, "q_pe": q_pe, "block_table": table} | named_tensors(cache)
-            checks.answers(out, lse, shape, config.dtype, device, read=read)
+            own = self.own_buffers
+            checks.answers(out, lse, shape, config.dtype, device, read=read | own)
             check_apart({"workspace": self.workspace.memory}, {"out": out, "lse": lse} | read)
             self._checked[layout] = None
         if num_tokens > 0:
             self._attentions[self.choice_of(plan)].launch(plan, queries, cache, answer)
             if config.lse_base == "2":
-                lse.mul_(config.lse_unit)
+                answer.scale_lse(config.lse_unit)
 
     def quantize_queries(
         self,

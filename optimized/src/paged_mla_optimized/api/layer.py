@@ -125,6 +125,18 @@ class MlaLayer(Planner):
         self._first_parts = [self.materialized.new_first_part() for _ in core.plans]
 
     @property
+    def _own_buffers(self) -> dict[str, torch.Tensor]:
+        """What the instance fills by itself, by name."""
+        leading = {f"the buffers of leading plan {n}": p.state for n, p in enumerate(self._leading)}
+        chunks = {
+            f"the {name} of part {n}": tensor
+            for n, part in enumerate(self._first_parts)
+            for name, tensor in part.tensors.items()
+        }
+        own = {"workspace": self.workspace} | self._core.own_buffers
+        return own | leading | chunks | self.materialized.tensors
+
+    @property
     def planned(self) -> PlannedLayerStep:
         """The latest planned step."""
         plan = self._core.plan
@@ -327,6 +339,8 @@ class MlaLayer(Planner):
         read = named_tensors(as_cache(config.attention.cache_format, cache))
         read |= {"q_nope": q_nope, "q_pe": q_pe, "block_table": plan.block_table}
         read |= {"weights.w_uk": weights.w_uk, "weights.w_uv": weights.w_uv}
+        if out is not None or lse is not None:
+            read |= self._own_buffers
         out, lse = answers(out, lse, shape, config.attention.dtype, self.device, read=read)
         if tokens < num_tokens:
             for name, tensor in (("q_nope", q_nope), ("q_pe", q_pe), ("out", out)):
@@ -344,7 +358,7 @@ class MlaLayer(Planner):
             assert materialized is not None
             self.materialized.attend(materialized, queries, cache, weights, answer)
             if config.attention.lse_base == "2":
-                answer.lse.mul_(config.attention.lse_unit)
+                answer.scale_lse(config.attention.lse_unit)
         return out, lse
 
     def check(

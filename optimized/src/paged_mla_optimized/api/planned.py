@@ -228,6 +228,12 @@ def explained(core: Core, step: MlaStep, max_query_len: int | None) -> Explanati
     """Return which kernel, tiles, grid and splits a step gets, and why; synchronises."""
     host = core.host_plan(step, max_query_len)
     assert host.choice is not None
+    table = step.block_table
+    if isinstance(table, torch.Tensor):
+        longest = table.shape[1] * core.config.block_size
+    else:
+        longest = table.req_to_token.shape[1]
+    seq_lens = step.seq_lens.tolist()
     return explain(
         core.config,
         core.variants[host.choice],
@@ -235,6 +241,6 @@ def explained(core: Core, step: MlaStep, max_query_len: int | None) -> Explanati
         demand=core.demand,
         query_len=host.query_len,
         starts=step.cu_seqlens_q.tolist(),
-        seq_lens=step.seq_lens.tolist(),
+        seq_lens=[0 if length > longest else length for length in seq_lens],
         num_tokens=host.num_tokens,
     )

@@ -141,7 +141,8 @@ class HeadWeights:
             torch.mm(ckv, self._lines.T, out=keys_and_values)
             return
         num_heads, nope = self.w_uk.shape[:2]
-        by_head = keys_and_values.view(len(ckv), num_heads, -1).transpose(0, 1)  # [H, K, N + V]
+        shape = (len(ckv), num_heads, nope + self.w_uv.shape[1])
+        by_head = keys_and_values.view(shape).transpose(0, 1)  # [H, K, N + V]
         of_all = ckv.expand(num_heads, *ckv.shape)
         torch.bmm(of_all, self.w_uk.mT, out=by_head[..., :nope])
         torch.bmm(of_all, self.w_uv.mT, out=by_head[..., nope:])

@@ -6,7 +6,12 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from paged_mla_optimized.config.arguments import check_at_least, check_between, check_kind
+from paged_mla_optimized.config.arguments import (
+    check_at_least,
+    check_between,
+    check_kind,
+    device_of,
+)
 from paged_mla_optimized.config.attention import TORCH_DTYPES, MlaConfig
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import ScaleTensor
@@ -46,8 +51,11 @@ def empty_cache(config: MlaConfig, num_blocks: int, device: str | torch.device) 
     Raises
     ------
     InvalidArgument
-        `num_blocks` is no integer from 0 to 2^31 - 1, which block tables can name.
+        `config` is no :class:`MlaConfig`, `num_blocks` no integer from 0 to 2^31 - 1, which block
+        tables can name, or `device` no device.
     """
+    check_kind("config", config, MlaConfig)
+    device = device_of(device)
     check_between(0, 2**31 - 1, num_blocks=num_blocks)
     stored = config.stored
     dtype, width = stored.row(config)

@@ -33,3 +33,8 @@ class Answer(NamedTuple):
 
     out: torch.Tensor
     lse: torch.Tensor
+
+    def scale_lse(self, unit: float) -> None:
+        """Multiply ``lse`` in place, one that requires gradients or is of inference mode too."""
+        with torch.inference_mode():
+            self.lse.mul_(unit)

@@ -162,7 +162,8 @@ class MlaStep:
         """The lengths, the mask and the request map, by name; a block table is not among them."""
         lengths = {"cu_seqlens_q": self.cu_seqlens_q, "seq_lens": self.seq_lens, "mask": self.mask}
         if isinstance(self.block_table, RequestMap):
-            return lengths | vars(self.block_table)
+            given = self.block_table
+            return lengths | {"req_to_token": given.req_to_token, "request_ids": given.request_ids}
         return lengths
 
 

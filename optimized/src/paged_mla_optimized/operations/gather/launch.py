@@ -100,7 +100,7 @@ class Gather:
         if ckv.shape[0] > _MAX_KEYS:
             raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
         checks.check_cache(self._config, cache, self._device)
-        read = {"block_table": spans.block_table} | named_tensors(cache)
+        read = spans._asdict() | named_tensors(cache)
         check_apart({"ckv": ckv, "k_pe": k_pe}, read)
 
     def launch(
