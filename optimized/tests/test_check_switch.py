@@ -299,3 +299,13 @@ def test_int64_is_refused_where_there_is_no_plan():
     held = FixedLengths(4, "cpu")
     refused("query_start_loc", held.hold, i32(0, 1).long(), i32(1))
     refused("seq_lens", held.hold, i32(0, 1), i32(1).long())
+
+
+@pytest.mark.parametrize("slots", [[5, 6], 5, torch.zeros(2), torch.zeros(3, dtype=LONG)], ids=str)
+def test_slots_of_another_kind_are_refused_by_name(slots, monkeypatch):
+    """S-10: with the switch on, too."""
+    monkeypatch.setenv("PAGED_MLA_CHECK", "1")
+    mla = PagedMla(config(), "cpu")
+    mla.plan(MlaStep.from_host([2], [3], [[1]], device="cpu"))
+    with pytest.raises(InvalidArgument, match="slot_mapping"):
+        mla.append(torch.ones(2, R), torch.ones(2, P), mla.new_cache(8), slots)

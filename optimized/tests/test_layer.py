@@ -620,3 +620,13 @@ def test_weights_that_lie_apart_and_rows_without_keys():
         padded = slice(0 if absorbed_rows is None else 1, None)
         assert (out[padded] == 0).all()
         assert (lse[padded] == -torch.inf).all()
+
+
+def test_a_step_without_tokens_takes_a_cache_of_its_config_alone():
+    layer = MlaLayer(layer_config(config(num_heads=HEADS)), "cpu")
+    layer.plan(MlaStep.from_host([0], [0], [[0]], device="cpu"))
+    q_nope, q_pe = torch.zeros(0, HEADS, N), torch.zeros(0, HEADS, P)
+    with pytest.raises(InvalidArgument, match="cache"):
+        layer.attend(q_nope, q_pe, torch.zeros(3, 3, 3), weights_of(HEADS))
+    out, _ = layer.attend(q_nope, q_pe, layer.new_cache(3), weights_of(HEADS))
+    assert out.shape == (0, HEADS, V)

@@ -225,6 +225,9 @@ class Core:
         """With ``PAGED_MLA_CHECK``, hold a planned step's slots and cached scales to rules."""
         if self.switch.is_on:
             cache = self.checked_cache(cache)
+            if slot_mapping is not None:
+                shape = (plan.num_tokens,)
+                checks.check_tensor("slot_mapping", slot_mapping, shape, torch.int64, self.device)
             step = (self.config, plan, cache, slot_mapping)
             check_appended(*step, writes_planned_slots=self.writes_planned_slots)
 

@@ -346,6 +346,8 @@ class MlaLayer(Planner):
             for name, tensor in (("q_nope", q_nope), ("q_pe", q_pe), ("out", out)):
                 check_token_stride(name, tensor.stride(0))
         core.check_attend(plan, cache)
+        if num_tokens == 0:
+            core.checked_cache(cache)
         if tokens > 0:
             absorbed = Queries(weights.absorb(q_nope[:tokens]), q_pe[:tokens])
             latents = torch.empty_like(absorbed.nope)
