@@ -207,6 +207,7 @@ UNSUPPORTED = {
     "rope_scaling.rope_type 'llama3'": yarn(rope_type="llama3"),
     "rope_scaling.truncate False": yarn(truncate=False),
     "rope_scaling.partial_rotary_factor 0.5": yarn(partial_rotary_factor=0.5),
+    "config.partial_rotary_factor 0.5": {"partial_rotary_factor": 0.5},
     "rope_scaling.attention_factor 2": yarn(attention_factor=2, factor=1),
 }
 

@@ -154,10 +154,12 @@ def _rotation(config: object, dims: MlaDims, pairing: RopePairing) -> tuple[Rope
     theta = _field(config, "rope_theta") if theta is None else theta
     if theta is None:
         raise InvalidArgument("config.rope_theta", "none", f"a number >= 1, there or in {place}")
-    part = given.get("partial_rotary_factor")
+    part, of_part = given.get("partial_rotary_factor"), place
+    if part is None:  # transformers 5.24 moves it from here to the dict (`modeling_rope_utils.py`)
+        part, of_part = _field(config, "partial_rotary_factor"), "config"
     whole = dims.qk_rope_head_dim / (dims.qk_nope_head_dim + dims.qk_rope_head_dim)
     if part is not None and not (is_number(part) and part in {1, whole}):
-        raise Unsupported(f"{place}.partial_rotary_factor {part}: all of qk_rope_head_dim rotate")
+        raise Unsupported(f"{of_part}.partial_rotary_factor {part}: all of qk_rope_head_dim rotate")
     name = "rope_type" if "rope_type" in given else "type"
     kind = given.get(name)
     if kind is None and "factor" in given:
