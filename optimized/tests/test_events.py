@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paged_mla_optimized import LayerEvents
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 
 class Event:
@@ -34,6 +34,7 @@ class Stream:
 @pytest.fixture(autouse=True)
 def _stand_ins(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
 def test_each_layer_has_an_event_of_its_own():
@@ -62,3 +63,9 @@ def test_a_layer_that_is_not_there(layer):
 def test_events_of_no_layer(num_layers):
     with pytest.raises(InvalidArgument, match="num_layers"):
         LayerEvents(num_layers)
+
+
+def test_without_a_gpu_there_are_no_events(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Unsupported, match="there is no GPU"):
+        LayerEvents(2)

@@ -6,7 +6,7 @@ import torch
 
 from paged_mla_optimized.config.arguments import check_at_least, integer
 from paged_mla_optimized.runtime.uncopied import Uncopied
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 
 class LayerEvents(Uncopied):
@@ -24,10 +24,14 @@ class LayerEvents(Uncopied):
     ------
     InvalidArgument
         No layers; in methods, a layer that is not there.
+    Unsupported
+        There is no GPU, whose streams events belong to.
     """
 
     def __init__(self, num_layers: int) -> None:
         check_at_least(1, num_layers=num_layers)
+        if not torch.cuda.is_available():
+            raise Unsupported("events of layers: there is no GPU, whose streams record them")
         # External: visible outside the graph that records it, where others become edges inside.
         self._events: list[torch.cuda.Event] = [
             torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]  # torch has no types
