@@ -113,7 +113,10 @@ def test_what_keeps_a_run_from_starting(arguments: tuple[str, ...], message: str
         ("no-capabilities", "allowed: Capabilities"),
         ("ops-in-a-list", "capabilities.ops: got ['attend']; allowed: frozenset"),
         ("strange-op", "capabilities.ops: got 'atend'; allowed: append, attend, gather_context"),
-        ("strange-feature", "capabilities.features: got 'paddings'; allowed: batch_invariant, bounded, "),
+        (
+            "strange-feature",
+            "capabilities.features: got 'paddings'; allowed: batch_invariant, bounded, ",
+        ),
         ("strange-mask", "capabilities.masks: got 'tree'; allowed: causal, non_causal, tree:full"),
         ("strange-dtype", "capabilities.dtypes: got 'fp32'; allowed: bfloat16, float16, float32"),
         ("sizes-in-words", "capabilities.block_sizes: got '64'; allowed: integers"),
