@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "tests_gpu" / "fuzz"))  # started processes get it
+# In front of optimized/tests_misuse, which has modules of these names; started processes get it.
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests_gpu/fuzz"))
 
 from asking import ask
 from combinations import BATCH_INVARIANT, GRAPHED, PREFILL, combinations

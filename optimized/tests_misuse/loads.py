@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from caches import NUM_BLOCKS
 from drawn_steps import SPOILT, can_be, legal, spoil_fields
 from hypothesis import strategies as st
 from machine import DEVICE, FILLINGS, SETUPS, mla_of, new_guards, watched
@@ -46,6 +47,7 @@ def hold(load: Load) -> None:
             return  # no room for it, which a step of legal rows always has
     inputs = StepInputs(config, DEVICE, {"slots": ((config.max_query_tokens,), torch.int64)})
     inputs.poison()
+    inputs.block_table.fill_(NUM_BLOCKS - 1)  # of another request in the step before
     table = trial.table(guards, FILLINGS[0])
     mask = None if trial.mask is None else guards.place("mask", trial.mask)
     lengths = trial.lengths(guards)
@@ -58,7 +60,10 @@ def hold(load: Load) -> None:
     padded = config.max_rows - rows
     last = load.cu_seqlens_q[-1]
     assert inputs.cu_seqlens_q.tolist() == [*load.cu_seqlens_q, *[last] * padded], "cu_seqlens_q"
-    assert inputs.seq_lens.tolist() == [*load.seq_lens, *[0] * padded], "seq_lens"
+    longest = table.shape[1] * config.block_size
+    longest = longest if longest < config.max_model_len else max(load.seq_lens, default=0)
+    lens = [0 if length > longest else length for length in load.seq_lens]
+    assert inputs.seq_lens.tolist() == [*lens, *[0] * padded], "seq_lens"
     loaded = inputs.block_table[:rows, : table.shape[1]]
     assert torch.equal(loaded, table), "block_table"
     rest = [-1] * (config.max_query_tokens - tokens)
