@@ -16,6 +16,7 @@ from paged_mla_optimized.planning.choice import step_query_len
 from paged_mla_optimized.planning.explain import Buffer, LayerExplanation, buffers_of
 from paged_mla_optimized.planning.layer_cost import Forms, Prices
 from paged_mla_optimized.planning.plan import HostPlan, Plan
+from paged_mla_optimized.runtime.layouts import known_layouts, layout_of
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.tensors.checks import (
     answers,
@@ -27,6 +28,7 @@ from paged_mla_optimized.tensors.checks import (
 from paged_mla_optimized.tensors.head_weights import HeadWeights
 from paged_mla_optimized.tensors.host_lengths import HostLengths
 from paged_mla_optimized.tensors.latent_cache import Cache, as_cache, named_tensors
+from paged_mla_optimized.tensors.overlap import check_apart
 from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 from paged_mla_shared.errors import InvalidArgument
@@ -123,6 +125,7 @@ class MlaLayer(Planner):
         self.materialized = Materialized(config, core)
         """What attends to the materialized rows."""
         self._first_parts = [self.materialized.new_first_part() for _ in core.plans]
+        self._apart = known_layouts()
 
     @property
     def _own_buffers(self) -> dict[str, torch.Tensor]:
@@ -339,9 +342,11 @@ class MlaLayer(Planner):
         read = named_tensors(as_cache(config.attention.cache_format, cache))
         read |= {"q_nope": q_nope, "q_pe": q_pe, "block_table": plan.block_table}
         read |= {"weights.w_uk": weights.w_uk, "weights.w_uv": weights.w_uv}
-        if out is not None or lse is not None:
-            read |= self._own_buffers
+        given = layout_of(out, lse)
         out, lse = answers(out, lse, shape, config.attention.dtype, self.device, read=read)
+        if given not in self._apart:  # once: the instance's own buffers never move
+            check_apart({"out": out, "lse": lse}, self._own_buffers)
+            self._apart[given] = None
         if tokens < num_tokens:
             for name, tensor in (("q_nope", q_nope), ("q_pe", q_pe), ("out", out)):
                 check_token_stride(name, tensor.stride(0))

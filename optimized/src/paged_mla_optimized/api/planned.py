@@ -228,11 +228,7 @@ def explained(core: Core, step: MlaStep, max_query_len: int | None) -> Explanati
     """Return which kernel, tiles, grid and splits a step gets, and why; synchronises."""
     host = core.host_plan(step, max_query_len)
     assert host.choice is not None
-    table = step.block_table
-    if isinstance(table, torch.Tensor):
-        longest = table.shape[1] * core.config.block_size
-    else:
-        longest = table.req_to_token.shape[1]
+    longest = step.most_keys(core.config.block_size)
     seq_lens = step.seq_lens.tolist()
     return explain(
         core.config,

@@ -30,13 +30,13 @@ def step_query_len(
 ) -> int:
     """Return the query length that a step's tiles are made for; rows may be longer.
 
-    That is `max_query_len` where it is told. Else a step with no more tokens than rows is taken for
-    decode, and gets 1. One of its rows may have several tokens all the same: its answer is right,
-    but slower than in tiles made for it. Other steps get the longest query that the capacities
-    allow, whatever their own lengths, so that padding changes no bit of a step (S-17).
+    That is `max_query_len` where the step has one. Else a step with no more tokens than rows is
+    taken for decode, and gets 1. One of its rows may have several tokens all the same: its answer
+    is right, but slower than in tiles made for it. Other steps get the longest query that the
+    capacities allow, whatever their own lengths, so that padding changes no bit of a step (S-17).
 
-    With ``batch_invariant`` every step that is told nothing gets what a step of full capacities
-    would: bits differ from kernel to kernel, and a row's may not depend on the rows beside it
+    With ``batch_invariant`` every step without `max_query_len` gets the tiles of a step of full
+    capacities: kernels differ in their bits, and the bits of a row may not depend on the other rows
     (S-20).
     """
     if max_query_len is not None:

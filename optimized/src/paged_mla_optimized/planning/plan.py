@@ -262,11 +262,11 @@ class Plan:
         if isinstance(block_table, RequestMap):
             slots, ids = block_table.req_to_token, block_table.request_ids
             builders = self.num_rows * -(-config.table_width // _ENTRIES_PER_PROGRAM)
-            num_requests, most_tokens = slots.shape
+            num_requests = slots.shape[0]
         else:
             slots, ids = self.table, self.row_lens  # stand-ins, never read
             builders = 0
-            num_requests, most_tokens = -1, block_table.shape[1] * config.block_size
+            num_requests = -1
         of_lengths = (*cu_seqlens_q.stride(), *seq_lens.stride())
         of_requests = (*slots.stride(), *ids.stride())
         kernels.schedule(
@@ -282,7 +282,7 @@ class Plan:
             config.block_size,
             config.table_width,
             config.table_fill,
-            min(config.max_model_len, most_tokens),
+            min(config.max_model_len, step.most_keys(config.block_size)),
             min(num_requests, _LARGEST),
             config.max_draft_tokens,
             0 if mask is None else mask.numel(),

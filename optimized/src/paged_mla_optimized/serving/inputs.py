@@ -275,7 +275,7 @@ class StepInputs:
         self.seq_lens[rows:].fill_(self.pad_seq_len)
         self.block_table[:rows, :width].copy_(block_table, non_blocking=True)
         self.block_table[rows:, :1].fill_(self.pad_block)
-        self._leave_out_rows_past(width * self.config.block_size, step)
+        self._leave_out_rows_past(step.most_keys(self.config.block_size))
         if mask is not None and self.mask is not None:
             place = self.mask[: len(mask)]
             if mask.ndim == 2:  # bits past the longest draft are nobody's
@@ -286,14 +286,12 @@ class StepInputs:
             room[: len(tensor)].copy_(tensor.detach(), non_blocking=True)
             room[len(tensor) :].fill_(self._padding[name])
 
-    def _leave_out_rows_past(self, longest: int, step: MlaStep) -> None:
+    def _leave_out_rows_past(self, longest: int) -> None:
         """Make rows padding that are longer than the table holds, as a plan of the step would.
 
         Behind the table's columns lie blocks of the step before, which may be another request's.
         """
-        told = step.max_seq_lens
-        is_told = told is not None and max(told, default=0) <= longest
-        if longest < self.config.max_model_len and not is_told:
+        if longest < self.config.max_model_len:
             lens = self.seq_lens[: self.loaded_rows]
             lens.masked_fill_(lens > longest, 0)
 

@@ -157,6 +157,12 @@ class MlaStep:
         """B, padded rows included."""
         return self.seq_lens.shape[0]
 
+    def most_keys(self, block_size: int) -> int:
+        """Return how many keys of a row the block table or the request map has places for."""
+        if isinstance(self.block_table, RequestMap):
+            return self.block_table.req_to_token.shape[1]
+        return self.block_table.shape[1] * block_size
+
     @property
     def tensors(self) -> dict[str, torch.Tensor | None]:
         """The lengths, the mask and the request map, by name; a block table is not among them."""
