@@ -9,6 +9,7 @@ import torch
 from mla_step import P, R, build, config
 
 from paged_mla_optimized import Bucket, GraphedStep, PagedMla, StaleGraph, StepInputs
+from paged_mla_optimized.api import planned
 from paged_mla_optimized.serving import graph
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -33,6 +34,7 @@ class Graph:
 def streams(monkeypatch):
     """Take the place of streams and captures; yield the streams that are entered and not left."""
     entered = ["default"]
+    recording = []
 
     @contextmanager
     def stream(new):
@@ -52,8 +54,10 @@ def streams(monkeypatch):
 
         def __enter__(self):
             entered.append(self.stream)
+            recording.append(self)
 
         def __exit__(self, kind, *_):
+            recording.remove(self)
             if kind is None:
                 entered.pop()
 
@@ -73,6 +77,7 @@ def streams(monkeypatch):
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(graph, "_check_device", lambda _: None)
+    monkeypatch.setattr(planned, "is_capturing", lambda _: bool(recording))
     return entered
 
 

@@ -16,6 +16,7 @@ from paged_mla_optimized import (
     PlannedStep,
     RequestMap,
 )
+from paged_mla_optimized.api import planned as planned_module
 from paged_mla_optimized.api.layer import PlannedLayerStep
 from paged_mla_shared.errors import InvalidArgument
 
@@ -217,6 +218,33 @@ def test_a_planned_step_whose_buffers_a_later_one_uses():
             call()
 
 
+@pytest.mark.parametrize("kind", ["PagedMla", "MlaLayer"])
+def test_a_stale_step_that_no_graph_planned_is_not_resumed(kind):
+    """S-17: its buffers describe a later step, and no replay can have brought it back."""
+    step, later = build(*ROWS), build((40, 2), (5, 1), (9, 1))
+    mla = PagedMla(step.config, "cpu") if kind == "PagedMla" else layer_of(step)
+    first = mla.plan(step.described)
+    mla.resume(first)  # its buffers are its own still
+    latest = mla.plan(later.described)
+    with pytest.raises(InvalidArgument, match=r"planned: got a step whose buffers .* no graph"):
+        mla.resume(first)
+    assert mla.planned is latest
+    assert mla.block_table is later.block_table
+
+
+def test_the_next_step_takes_the_buffers_that_were_used_longest_ago():
+    """S-17: a step that was resumed is one of the latest, and so are those planned around it."""
+    step = build(*ROWS)
+    mla = PagedMla(step.config, "cpu", steps_in_flight=3)
+    first, second, third = (mla.plan(step.described) for _ in range(3))
+    mla.resume(first)
+    fourth = mla.plan(step.described)
+    for valid in (third, first, fourth):
+        assert valid.positions is not None
+    with pytest.raises(InvalidArgument, match="planned"):
+        _ = second.positions
+
+
 @pytest.mark.parametrize("given", ["another", "nothing"])
 def test_what_is_no_planned_step_of_an_instance(given):
     """S-17: the buffers of another instance are made for other tiles."""
@@ -251,14 +279,16 @@ def test_steps_of_layers_in_flight(absorbed):
 
 @pytest.mark.parametrize("between", [0, 1, 2, None])
 @pytest.mark.parametrize("absorbed", [0, 1, 2])
-def test_a_resumed_step_of_layers(absorbed, between):
+def test_a_resumed_step_of_layers(absorbed, between, monkeypatch):
     """S-17, S-21: a replay brings back what lies on the device, and `resume` what the host knows.
 
     The step between has as many tokens, in rows that are divided in another place.
     """
     step, other = build(*ROWS), build((40, 2), (5, 1), (9, 1))
     layer, weights, q = layer_of(step), weights_of(step), torch.randn(4, 4, N)
-    planned = layer.plan(of_host(step), absorbed_rows=absorbed)
+    with monkeypatch.context() as capture:
+        capture.setattr(planned_module, "is_capturing", lambda _: True)
+        planned = layer.plan(of_host(step), absorbed_rows=absorbed)
     expected = layer.attend(q, step.q_pe, step.cache, weights)
     buffers = [plan.state for plan in (*layer._core.plans, *layer._leading)]
     buffers += layer._first_parts[0].tensors.values()

@@ -87,9 +87,8 @@ class Core:
         self._choices = [self.variants.index(v) for v in served]  # by query length, from 1
         num_sms = self.facts.num_sms
         check_at_least(1, steps_in_flight=steps_in_flight)
-        self.plans = [self.new_plan() for _ in range(steps_in_flight)]
-        self.plan = self.plans[0]
-        """Buffers of the latest planned step."""
+        self.plans = tuple(self.new_plan() for _ in range(steps_in_flight))
+        self._by_use = list(self.plans)  # the latest step's last
         self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
         self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
         self.quantize = None
@@ -118,10 +117,20 @@ class Core:
         return Plan(self.config, self.variants, self.facts.num_sms, self.device)
 
     @property
+    def plan(self) -> Plan:
+        """Buffers of the latest planned step."""
+        return self._by_use[-1]
+
+    @property
     def next_plan(self) -> Plan:
         """Buffers that the next step is planned into: those of the step planned longest ago."""
-        number = self.plans.index(self.plan) + 1
-        return self.plans[number % len(self.plans)]
+        return self._by_use[0]
+
+    def use(self, plan: Plan) -> None:
+        """Make `plan` the buffers of the latest step."""
+        if plan is not self.plan:
+            self._by_use.remove(plan)
+            self._by_use.append(plan)
 
     @property
     def own_buffers(self) -> dict[str, torch.Tensor]:

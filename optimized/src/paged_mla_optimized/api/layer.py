@@ -233,7 +233,8 @@ class MlaLayer(Planner):
             rows = self._choose(host, absorbed_rows)
             max_query_len = host.leading(rows).max_query_len
         core.fill(plan, step, max_query_len=max_query_len, is_checked=is_checked)
-        core.plan, num_rows = plan, plan.num_rows
+        core.use(plan)
+        num_rows = plan.num_rows
         if host is None or rows == num_rows:
             return PlannedLayerStep(plan, num_rows, plan)
         tokens = host.leading(rows).num_tokens

@@ -127,7 +127,7 @@ class PagedMla(Planner):
             return self._plan_compiled(step)
         plan = core.next_plan
         core.fill(plan, step, max_query_len=self._max_query_len(step))
-        core.plan = plan
+        core.use(plan)
         return PlannedStep(plan)
 
     def _plan_compiled(self, step: MlaStep) -> PlannedStep:

@@ -11,6 +11,7 @@ from paged_mla_optimized.config.arguments import check_kind
 from paged_mla_optimized.operations.gather.launch import Gather, Spans
 from paged_mla_optimized.planning.explain import Buffer, Explanation, explain
 from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.device import is_capturing
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_optimized.tensors.latent_cache import Cache, LatentCache, empty_cache
 from paged_mla_optimized.tensors.step import MlaStep
@@ -25,9 +26,16 @@ class PlannedStep(Uncopied):
 
     It is valid until its instance has planned ``steps_in_flight`` further steps, which then use the
     same buffers. What its properties return in a compiled function are copies.
+
+    Attributes
+    ----------
+    is_captured : bool
+        Whether a graph, or a compiled function, planned the step: it may be planned again on the
+        device, without a call that the host sees.
     """
 
     def __init__(self, plan: Plan) -> None:
+        self.is_captured = torch.compiler.is_compiling() or is_capturing(plan.state.device)
         self._plan: Plan = plan
         self._host = plan.host
         plan.latest = self
@@ -41,14 +49,18 @@ class PlannedStep(Uncopied):
         InvalidArgument
             A later step uses them.
         """
-        plan: Plan = self._plan
-        if plan.latest is not self:
+        if self.is_stale:
             raise InvalidArgument(
                 "planned",
                 "a step whose buffers a later step uses",
                 "one of the latest steps, as many as steps_in_flight of the instance",
             )
-        return plan
+        return self._plan
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a later step uses the buffers."""
+        return self._plan.latest is not self
 
     @property
     def positions(self) -> torch.Tensor:
@@ -205,10 +217,18 @@ class Planner(Uncopied):
         Raises
         ------
         InvalidArgument
-            Another instance planned the step; or it is no planned step.
+            Another instance planned the step; or it is no planned step; or a later step uses its
+            buffers, and no graph planned it, so that no replay can have brought it back.
         """
         self._check_own(planned)
-        self._core.plan = planned.renew()
+        if planned.is_stale and not planned.is_captured:
+            raise InvalidArgument(
+                "planned",
+                "a step whose buffers a later step uses, and that no graph planned",
+                "a step that was planned while a graph was captured, or one of the latest steps, "
+                "as many as steps_in_flight of the instance",
+            )
+        self._core.use(planned.renew())
 
     def _plan_of(self, planned: PlannedStep | None) -> Plan:
         """Return the buffers of a step, of the latest one for ``None``."""
