@@ -443,7 +443,7 @@ def test_tails_in_a_cache_past_2_33():
     blocks = 2**33 // (64 * (R + P)) + 8
     cache = torch.full((blocks, 64, R + P), torch.nan, dtype=torch.bfloat16, device="cuda")
     drafts = DraftSteps(
-        max_requests=1, branches=2, steps=2, prefix_width=1, own_width=8, block_size=64,
+        max_requests=1, branches=2, steps=2, prefix_width=1, own_width=2, block_size=64,
         device="cuda",
     )  # fmt: skip
     lens = torch.tensor([50], dtype=torch.int32, device="cuda")

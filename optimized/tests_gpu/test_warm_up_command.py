@@ -10,7 +10,7 @@ STEP = """
 import json
 import torch
 import triton
-from paged_mla_optimized import MlaConfig, PagedMla
+from paged_mla_optimized import MlaConfig, MlaStep, PagedMla
 
 compiled = []
 listener = lambda *, src, cache_hit, **_: compiled.extend([] if cache_hit else [src.name])
@@ -27,7 +27,9 @@ for query_lens in ([1, 1, 1], [5, 5, 5], [1, 512, 1]):
     seq_lens = torch.tensor([700, 512, 30], dtype=torch.int32, device="cuda")
     table = torch.arange(rows * 12, dtype=torch.int32, device="cuda").view(rows, 12)
     mla.plan(
-        cu_seqlens_q, seq_lens, table, num_tokens=tokens, max_query_len=max(query_lens)
+        MlaStep(
+            cu_seqlens_q, seq_lens, table, num_tokens=tokens, max_query_len=max(query_lens)
+        )
     )
     drawn = torch.randn(tokens, 17, 576, dtype=torch.bfloat16, device="cuda")
     mla.append(drawn[:, 16, :512].contiguous(), drawn[:, 16, 512:].contiguous(), cache)
