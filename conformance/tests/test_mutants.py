@@ -56,6 +56,18 @@ def test_a_mutant_is_killed(name: str, group: str):
     assert kills.by() == [group]
 
 
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("a-live-block-is-evicted", "trace-preemption-fp32"),
+        ("partial-blocks-are-published", "trace-lookalikes-fp32"),
+    ],
+)
+def test_a_schedule_that_breaks_a_rule_is_a_failure(name: str, schedule: str):
+    """S-13: a right backend refuses the step, and the engine that made it is at fault."""
+    assert kill(name, "-k", schedule).by() == ["trace"]
+
+
 def test_the_right_backend_is_not_killed():
     """The suite tells right from wrong."""
     assert kill("right", "-k", "test_decode or test_merge").groups == {}

@@ -11,6 +11,7 @@ from paged_mla_reference.rules.cache import append, slots_to_write
 from paged_mla_reference.rules.merge import merge
 from paged_mla_reference.rules.positions import metadata
 from paged_mla_reference.rules.rounding import Rounding
+from paged_mla_reference.rules.validation.inputs import validate_batch
 from paged_mla_reference.simulator.coverage import Coverage
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.scenario import Scenario
@@ -19,9 +20,10 @@ from paged_mla_reference.tolerance import caches, compare
 from paged_mla_reference.tolerance.compare import Check, Mismatch
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import poisoned_image
-from paged_mla_shared.problem import Mask, Output
+from paged_mla_shared.problem import Batch, Mask, Output, Problem
 
 
 class TraceMismatch(Mismatch):
@@ -143,6 +145,7 @@ class TraceTrial:
 
     def _run(self, step: TraceStep) -> list[Check]:
         problem, cache = self.trace.problems[step.mask], self._caches[step.rank]
+        _check_legal(problem, step.batch)
         runner = cache.runner(step.mask)
         expected = metadata(problem, step.batch)
         checks = compare.check_metadata(step.batch, runner.plan(step.batch), expected)
@@ -174,6 +177,21 @@ class TraceTrial:
         known = self._tightest.get(check.what)
         if known is None or _share(check) > _share(known):
             self._tightest[check.what] = check
+
+
+def _check_legal(problem: Problem, batch: Batch) -> None:
+    """Hold a step of the schedule against the rules; a wrong engine makes steps that break them.
+
+    Raises
+    ------
+    Mismatch
+        Its rows share blocks as no rule allows (S-13), or its lengths or tables are wrong (S-2).
+    """
+    try:
+        validate_batch(problem, batch)
+    except InvalidArgument as error:
+        rule = "S-13" if error.argument == "block_table" else "S-2"
+        raise Mismatch(rule, "the schedule's step", str(error)) from error
 
 
 def _share(check: Check) -> float:
