@@ -172,7 +172,9 @@ def test_an_exception_names_call_and_case(tmp_path: Path):
     """S-20: on the screen as in the report."""
     report = report_of(tmp_path, "--backend", "meddling:raises", *FEW)
     assert "no such kernel" in result_of(report, NINE_HEADS)["message"]
-    assert NINE_HEADS in report["printed"]
+    [cause] = report["causes"]
+    assert NINE_HEADS in cause["tests"]
+    assert cause["smallest"] in report["printed"]
     assert "backend raised NotImplementedError in attend" in report["printed"]
     assert last_line(report["printed"]) == report["verdict"]
 

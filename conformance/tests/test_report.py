@@ -114,30 +114,135 @@ E   backend raised IndexError in attend: it may have read an entry
 E   and more of it"""
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_many_failures_are_a_line_each(count: int):
-    """A replay of one shows its traceback, as does a run in which it is the only one."""
-    found, stream = report("passed", *["failed"] * count), io.StringIO()
+def failing(count: int, *, message: str = FAILURE) -> Report:
+    """Return a report in which so many tests failed for one reason."""
+    found = report("passed", *["failed"] * count)
     found.results[:] = [
-        replace(result, message=FAILURE, replay="paged-mla") if result.fails else result
+        replace(result, message=message, replay="paged-mla") if result.fails else result
         for result in found.results
     ]
+    return found
+
+
+def screen(found: Report) -> list[str]:
+    """Return the lines of the summary."""
+    stream = io.StringIO()
     summary.write(found, stream)
-    assert stream.getvalue().count("attend()") == (count == 1)
-    line = "IndexError: index 137 is out of bounds; backend raised IndexError in attend: it may ha"
-    assert stream.getvalue().count(f"\n{line}") == (count if count > 1 else 0)
-    assert stream.getvalue().count("\nreplay: paged-mla\n") == count
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_failures_of_one_cause_are_one_cause(count: int):
+    """S-20: however many tests failed, the screen has their cause once, and no traceback."""
+    lines = screen(failing(count))
+    line = "   error: IndexError: index 137 is out of bounds; backend raised IndexError in attend"
+    assert [text for text in lines if text.startswith(line)] == [lines[2]]
+    assert lines[0].startswith(
+        "1. attend: exception IndexError: index N is out of bounds in "
+        f"{count} test{'' if count == 1 else 's'}"
+    )
+    assert lines.count("   replay: paged-mla") == 1
+    assert not any("attend()" in text for text in lines)
+
+
+def test_the_only_test_of_a_run_is_shown_whole():
+    """A replay shows its traceback."""
+    found = failing(1)
+    found.results[:] = [result for result in found.results if result.fails]
+    lines = screen(found)
+    assert [text.strip() for text in lines].count("attend()") == 1
+    assert "replay: paged-mla" in lines
+
+
+def test_the_screen_has_at_most_forty_lines():
+    """S-20: the rest is in the report, and counted."""
+    found = failing(15)
+    for number, result in enumerate(found.results):
+        if result.fails:
+            text = f"E   {chr(65 + number)}Error: {'far too long to be read ' * 30}"
+            found.results[number] = replace(result, message=text, replay="paged-mla")
+    more = [replace(found.results[0], test=f"x{n}") for n in range(30)]
+    found.results += [
+        replace(r, outcome="skipped", reason=f"reason {n}, {'long ' * 60}")
+        for n, r in enumerate(more[:20])
+    ]
+    found.results += [replace(r, outcome="expected-failure", reason="known") for r in more[20:]]
+    found.errors += [f"reason {n}" for n in range(9)]
+    lines = screen(found)
+    assert len(lines) <= summary.MOST_LINES
+    assert all(len(line) <= summary.WIDTH for line in lines[:-1])
+    assert lines[-1] == found.verdict
+    shown = [line for line in lines if line[0].isdigit() and ". " in line[:4]]
+    rest = 15 - len(shown)
+    assert f"{rest} more causes, of {rest} failing tests, are in the report (--report)." in lines
+    assert len(found.as_dict()["causes"]) == 15
+    assert sum(line.startswith("not asked, ") for line in lines) == 5
+    assert "not asked, 16: for 16 other reasons, which are in the report" in lines
+    assert "7 more known failures are in the report." in lines
+    assert sum(line.startswith("against: ") for line in lines) == 5
+    assert f"against: {len(found.reasons_against) - 4} other reasons, in the report" in lines
+
+
+def test_what_a_process_said_is_whole_where_no_test_failed():
+    """S-20: a backend that does not load has nothing else to show."""
+    said = "\n".join(f"line {number}" for number in range(30))
+    for found, whole in ((report(), True), (failing(2), False)):
+        found.errors.append(f"pytest stopped: {said}")
+        lines = screen(found)
+        assert ("line 29" in lines) == whole
+        assert "line 1" in lines
+        assert len(lines) <= summary.MOST_LINES
+
+
+def test_tests_that_were_not_asked_are_pooled():
+    """S-20: values that a backend does not declare are listed, the reason of most tests first."""
+    found = report(*["skipped"] * 4)
+    reasons = [
+        "num_heads 9 not declared; block_size 3 not declared (core)",
+        "layer not declared (optional in mode cpu)",
+        "num_heads 24 not declared (core)",
+        "num_heads 9 not declared (core)",
+    ]
+    for number, reason in enumerate(reasons):
+        found.results[number] = replace(found.results[number], reason=reason)
+    assert [line for line in screen(found) if line.startswith("not asked")] == [
+        "not asked, 3: num_heads 9, 24 not declared (core)",
+        "not asked, 1: layer not declared (optional in mode cpu)",
+    ]
 
 
 def test_the_summary_ends_with_the_verdict():
-    """S-20: after failures with their replay and their note."""
-    stream, found = io.StringIO(), eventful()
-    summary.write(found, stream)
-    lines = stream.getvalue().splitlines()
+    """S-20: after the causes with their replay and their note."""
+    found = eventful()
+    lines = screen(found)
     assert lines[-1] == found.verdict
-    assert {"replay: again", "note: asked with 8 heads", "against: gave up"} <= set(lines)
-    assert f"failed: {found.results[0].test}" in lines
+    assert {"   replay: again", "against: gave up"} <= set(lines)
+    assert any(f"smallest: {found.results[0].test}: " in line for line in lines)
+    assert any("(asked with 8 heads)" in line for line in lines)
     assert any(line.startswith("3 warnings of the backend, first: UserWarning") for line in lines)
+
+
+def test_the_page_begins_with_the_causes():
+    """S-20: as the screen does, before anything else that it shows."""
+    page = html.render(failing(3).as_dict())
+    assert (
+        page.index("<h2>Causes</h2>") < page.index("exception IndexError") < page.index("<h2>What")
+    )
+    assert "<h2>Causes</h2>" not in html.render(report().as_dict())
+
+
+def test_a_group_that_failed_is_not_called_exact():
+    """S-20: an error of 0 % is for what was compared and right."""
+    found = report("failed", "passed", "skipped")
+    check = {"what": "out", "error": 0.0, "budget": 1.0}
+    found.results[0] = replace(found.results[0], checks=[check])
+    found.results[1] = replace(found.results[1], checks=[check])
+    groups = {group.name: group.worst for group in html.groups_of(found.as_dict())}
+    names = [result.group for result in found.results[:3]]
+    assert [groups[name] for name in names] == ["1 failed", "0%", "nothing compared"]
+    page = html.render(found.as_dict())
+    line = page[page.index(f"<td><code>{found.results[0].test}") :]
+    assert "0%" not in line[: line.index("</tr>")]
 
 
 class Terminal(io.StringIO):

@@ -46,6 +46,8 @@ from paged_mla_conformance.run.plugin import load_backend
         (("--markers",), "got --markers, which asks the backend nothing"),
         (("--fixtures",), "got --fixtures, which asks the backend nothing"),
         (("--mla-only=x",), "got --mla-only=x, which changes the suite"),
+        (("--dump", "x.safetensors"), "--dump needs --only: a dump is of one step"),
+        (("--dump", "/", "--only", "x"), "--dump: got /, which cannot be written"),
         (("--report", ""), "--report: got ''; allowed: anything else"),
         (("--report", "/"), "--report: got /, which cannot be written"),
         (("--report", "r.html"), "--report: got r.html, which cannot be written"),

@@ -79,14 +79,14 @@ def test_wrong_layers_are_named(name: str, dtype: str):
 
 
 def test_an_answer_that_is_no_number():
-    """S-9, S-6: it is found although no number of it can be compared."""
+    """S-9: it is found although no number of it can be compared."""
     dump = layered()
-    for name, rule in zip(ANSWER, ("S-9", "S-6"), strict=True):
+    for name in ANSWER:
         spoilt = dump.arrays[name].copy()
         spoilt[0] = np.nan
         first = explain(changed(dump, **{name: spoilt})).found.first
         assert first is not None
-        assert (first.rule, first.what) == (rule, name.removeprefix("layer_"))
+        assert (first.rule, first.what) == ("S-9", name.removeprefix("layer_"))
 
 
 def test_parts_of_a_layer():

@@ -9,6 +9,7 @@ from paged_mla_conformance.run.reports import html, junit, summary
 from paged_mla_conformance.run.reports.report import Report, to_json
 from paged_mla_conformance.run.status import INTERRUPTED
 from paged_mla_conformance.run.subject import Subject
+from paged_mla_conformance.run.unread import ask_over_stale_memory
 from paged_mla_conformance.run.workers.progress import Progress
 from paged_mla_conformance.run.workers.scheduler import Refused, Scheduler
 from paged_mla_conformance.run.workers.worker import Worker
@@ -43,6 +44,8 @@ def judge(options: Options, first: Worker, commit: str) -> int:
     status = 0
     try:
         scheduler.run()
+        if not options.on_screen:
+            ask_over_stale_memory(options, report)
     except Refused as refused:
         print(printable(refused), file=sys.stderr)
         return refused.status
@@ -55,5 +58,5 @@ def judge(options: Options, first: Worker, commit: str) -> int:
         as_json.write_text(to_json(document))
         html.write(document, as_html)
         junit.write(document, as_xml)
-    summary.write(report, sys.stdout)
+    summary.write(report, sys.stdout, dump=options.dump)
     return status or int(bool(report.reasons_against))

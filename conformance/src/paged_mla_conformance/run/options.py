@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -71,6 +72,8 @@ class Options:
         Seconds for one test, 0 for none.
     on_screen : bool
         Whether pytest has the terminal.
+    dump : Path or None
+        Where the step goes at which a test failed.
     pytest_arguments : list of str
         Those of every process, the suite's folder first.
     """
@@ -80,6 +83,7 @@ class Options:
     workers: int
     time_limit: float
     on_screen: bool
+    dump: Path | None
     pytest_arguments: list[str]
 
 
@@ -97,13 +101,7 @@ def parse(arguments: list[str] | None) -> Options:
         for why, options in _REFUSED.items():
             if _is_one(argument, options):
                 parser.error(f"got {argument}, which {why}")
-    if given.backend is None and not given.quick:
-        parser.error("--backend MODULE:FACTORY is missing; allowed without it: --quick")
-    if given.quick:
-        choosing = [a for a in passed_on if _is_one(a, _CHOOSING)]
-        choosing += ["--only"] if given.only is not None else []
-        if choosing:
-            parser.error(f"--quick chooses tests by itself; allowed without it: {choosing[0]}")
+    _check_choice(parser, given, passed_on)
     if given.backend is None:
         given.backend = TEMPLATE
         given.workers = given.workers or _workers("auto")
@@ -120,8 +118,24 @@ def parse(arguments: list[str] | None) -> Options:
         workers=workers,
         time_limit=0.0 if asking else given.timeout or TIME_LIMIT,
         on_screen=bool(on_screen),
+        dump=given.dump,
         pytest_arguments=_pytest_arguments(given, passed_on),
     )
+
+
+def _check_choice(
+    parser: argparse.ArgumentParser, given: argparse.Namespace, passed_on: list[str]
+) -> None:
+    """Refuse a run of no backend, and options that choose tests and do not go together."""
+    if given.backend is None and not given.quick:
+        parser.error("--backend MODULE:FACTORY is missing; allowed without it: --quick")
+    if given.quick:
+        choosing = [a for a in passed_on if _is_one(a, _CHOOSING)]
+        choosing += ["--only"] if given.only is not None else []
+        if choosing:
+            parser.error(f"--quick chooses tests by itself; allowed without it: {choosing[0]}")
+    if given.dump is not None and given.only is None:
+        parser.error("--dump needs --only: a dump is of one step")
 
 
 def _is_one(argument: str, options: tuple[str, ...]) -> bool:
@@ -168,6 +182,12 @@ def _parser() -> argparse.ArgumentParser:
         help="terms to speak in: names or TOML files (default: strict)",
     )
     add("--only", type=_some, metavar="ID", help="replay one test or case id")
+    add(
+        "--dump",
+        type=_dump,
+        metavar="FILE",
+        help="with --only: write the step at which a test failed, for paged-mla explain",
+    )
     add(
         "--expected-failures",
         type=_some,
@@ -218,16 +238,27 @@ def _seconds(text: str) -> float:
 
 def _report(text: str) -> Path:
     """Return the path of a report that can be written; what lay there is removed."""
+    return _new(text, report_files)
+
+
+def _dump(text: str) -> Path:
+    """Return the path of a dump that can be written; what lay there is removed."""
+    return _new(text, lambda path: (path,))
+
+
+def _new(text: str, files_of: Callable[[Path], tuple[Path, ...]]) -> Path:
+    """Return a path whose files can be written; what lay there is removed."""
     path = Path(_some(text))
     try:
-        if len(set(report_files(path))) < 3:
+        files = files_of(path)
+        if len(set(files)) < len(files):
             raise OSError("its HTML or JUnit would lie over it")
-        if any(file.exists() and not file.is_file() for file in report_files(path)):
+        if any(file.exists() and not file.is_file() for file in files):
             raise OSError("something that is no file lies there")
         make_folders(path)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
-        for file in report_files(path):
+        for file in files:
             file.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"got {text}, which cannot be written: {error}") from error
@@ -247,7 +278,7 @@ def _pytest_arguments(given: argparse.Namespace, passed_on: list[str]) -> list[s
         "--quiet",
         "--tb=short",
     ]
-    for option in ("backend", "dims", "dtypes", "profile", "only", "expected_failures"):
+    for option in ("backend", "dims", "dtypes", "profile", "only", "expected_failures", "dump"):
         value = getattr(given, option)
         if value is not None:
             command.append(f"--mla-{option.replace('_', '-')}={value}")

@@ -10,7 +10,14 @@ import pytest
 
 from paged_mla_conformance.run.expected_failures import ExpectedFailure
 from paged_mla_conformance.run.reports.result import FAILING, Result
-from paged_mla_conformance.suite.selection.items import RUN, SKIP, case_of, marker_of, test_id
+from paged_mla_conformance.suite.selection.items import (
+    RUN,
+    SKIP,
+    case_of,
+    marker_of,
+    test_id,
+    traits_of,
+)
 from paged_mla_conformance.suite.trials.traces import TraceTrial
 from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.tolerance.compare import Check
@@ -39,6 +46,7 @@ def unanswered(item: pytest.Item) -> Result:
                 *("--profile", run.profile.name, "--only", test_id(item)),
             ]
         ),
+        traits=traits_of(item),
     )
 
 

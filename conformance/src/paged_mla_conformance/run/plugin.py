@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
 
 from paged_mla_conformance.run.declaration import check_backend
+from paged_mla_conformance.run.dumping import DUMPING, Dumping
 from paged_mla_conformance.run.expected_failures import load_expected_failures
 from paged_mla_conformance.run.outcomes import CHECKS, EVERY, EXPECTED, TRIAL, WARNED
 from paged_mla_conformance.run.quick.collected import QUICK, quick_choice
@@ -23,6 +24,7 @@ from paged_mla_conformance.run.quick.table import load_table
 from paged_mla_conformance.runners.profile import STRICT, load_profile
 from paged_mla_conformance.runners.profile_adapter import adapted
 from paged_mla_conformance.runners.protocol_guard import GuardedBackend, counted_warnings
+from paged_mla_conformance.runners.recording_runner import RecordingBackend
 from paged_mla_conformance.suite.selection.core import ALL_DTYPES, CORE, Run
 from paged_mla_conformance.suite.selection.items import (
     RUN,
@@ -56,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mla-only", metavar="ID", help="run one case id, as reports print it")
     group.addoption("--mla-quick", action="store_true", help="run few tests that find most faults")
     group.addoption("--mla-expected-failures", type=Path, metavar="TOML")
+    group.addoption("--mla-dump", type=Path, metavar="FILE", help="step at which a test failed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,8 +81,11 @@ def pytest_configure(config: pytest.Config) -> None:
     except (OSError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
     dtypes = _chosen_dtypes(config.getoption("--mla-dtypes"))
-    guarded = GuardedBackend(backend, warned)
-    config.stash[RUN] = Run(adapted(guarded, profile), name, dims, profile, dtypes)
+    asked = adapted(GuardedBackend(backend, warned), profile)
+    if (dump := config.getoption("--mla-dump")) is not None:
+        asked = RecordingBackend(asked)
+        config.stash[DUMPING] = Dumping(asked, dump)
+    config.stash[RUN] = Run(asked, name, dims, profile, dtypes)
     config.stash[EVERY] = []
 
 
@@ -252,6 +258,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, with the reason, what the backend does not declare."""
     if item.get_closest_marker("mla") is not None:
         skip_if(item, why_not_asked(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Write the dump of a test that failed, where one is wanted."""
+    report = yield
+    if call.when == "call" and report.failed and DUMPING in item.config.stash:
+        item.config.stash[DUMPING].write(test_id(item))
+    return report
 
 
 def _param_id(test: str) -> str:

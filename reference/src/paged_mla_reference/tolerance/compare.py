@@ -17,6 +17,8 @@ from paged_mla_reference.tolerance.pattern import describe
 from paged_mla_shared.dtypes import dtype_name
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem, Rows
 
+_FEWEST_OF_A_FACTOR = 3  # numbers: two may have one by chance
+
 
 class Mismatch(AssertionError):
     """An answer no rule allows; `at` is the first wrong coordinate, token first, where known."""
@@ -144,7 +146,7 @@ def check_merge(actual: Output, expected: Output, partials: list[Output]) -> lis
         expected.lse.astype(np.float64),
         *np.zeros((3, *expected.lse.shape)),
     )
-    _same_anomalies(actual, exact, None, where_seen="S-8", where_empty="S-8")
+    _same_anomalies(actual, exact, None, rule="S-8")
     out_budget, lse_budget = budgets.merge_budget(partials)
     seen = np.isfinite(expected.lse)
     return [
@@ -233,27 +235,41 @@ def same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: str
 
 
 def _same_anomalies(
-    actual: Output,
-    exact: Answer,
-    batch: Rows | None,
-    *,
-    where_seen: str = "S-9",
-    where_empty: str = "S-6",
+    actual: Output, exact: Answer, batch: Rows | None, *, rule: str | None = None
 ) -> None:
-    """NaN nowhere, infinities only as lse = -inf of queries that see nothing."""
+    """NaN nowhere, infinities only as lse = -inf of queries that see nothing.
+
+    A number that is none where a query sees keys may have been read (S-9) or computed; which of
+    them it was, one answer does not say. An infinite lse of such a query is a wrong one (S-7).
+
+    Parameters
+    ----------
+    rule : str or None
+        What every anomaly breaks; ``None``: S-6, S-7 or S-9, by where it is.
+    """
     wrong = ~np.isfinite(actual.out.astype(np.float32))
     if wrong.any():
         at = first(wrong)
         sees = not np.isneginf(exact.lse[at[:2]])
-        why = "what no rule lets it read reached it" if sees else "it sees no key and is 0"
-        detail = f"{actual.out[at]} at {at}; {why}" + _pattern(np.any(wrong, axis=-1), batch)
-        raise Mismatch(where_seen if sees else where_empty, "out", detail, at)
+        detail = f"{actual.out[at]} at {at}, where the query sees {'keys' if sees else 'no key'}"
+        detail += _scores(exact, at[:2]) + _pattern(np.any(wrong, axis=-1), batch)
+        raise Mismatch(rule or ("S-9" if sees else "S-6"), "out", detail, at)
     wrong = np.isneginf(actual.lse) != np.isneginf(exact.lse)
     wrong |= np.isnan(actual.lse) | np.isposinf(actual.lse)
     if wrong.any():
         at = first(wrong)
-        detail = f"{actual.lse[at]} at {at}, expected {exact.lse[at]}" + _pattern(wrong, batch)
-        raise Mismatch(where_empty, "lse", detail, at)
+        detail = f"{actual.lse[at]} at {at}, expected {exact.lse[at]}{_pattern(wrong, batch)}"
+        sees = not np.isneginf(exact.lse[at])
+        found = ("S-9" if np.isnan(actual.lse[at]) else "S-7") if sees else "S-6"
+        raise Mismatch(rule or found, "lse", detail, at)
+
+
+def _scores(exact: Answer, at: tuple[int, ...]) -> str:
+    """Say which scores a query has, where that is known, behind a semicolon."""
+    bound = exact.score_bound[at]
+    if not bound > 0:
+        return ""
+    return f"; its exact lse is {exact.lse[at]:.4g}, its scores lie within +-{bound:.3g}"
 
 
 def _pattern(wrong: NDArray[np.bool_], batch: Rows | None) -> str:
@@ -283,7 +299,7 @@ def _within(
             at = (int(place.tokens[at[0]]), *at[1:])
             detail += f"; {place.describe(wrong)}"
         if rule == "S-7":
-            detail += _of_another_base(actual, exact, allowed)
+            detail += _times_a_factor(actual, exact, allowed)
         raise Mismatch(rule, what, f"{count}, first at {at}: {detail}", at)
     if not error.size:
         return Check(what, 0.0, 0.0)
@@ -291,13 +307,20 @@ def _within(
     return Check(what, float(error[tightest]), float(allowed[tightest]))
 
 
-def _of_another_base(
-    actual: NDArray[Any], exact: NDArray[Any], allowed: NDArray[np.float64]
-) -> str:
-    """Return whether an lse is right but for the base of its logarithms, behind a semicolon."""
+def _times_a_factor(actual: NDArray[Any], exact: NDArray[Any], allowed: NDArray[np.float64]) -> str:
+    """Return whether every lse is right but for one factor, behind a semicolon.
+
+    It is the base of its logarithms, or, where each query sees one key, what is wrong with a scale.
+    """
     for factor, base in ((math.log(2), "2"), (math.log(10), "10")):
         if (np.abs(factor * actual - exact) <= 2 * allowed).all():
             return f"; every one is right in base {base}, and S-7 asks for natural logarithms"
+    seen = exact != 0
+    if seen.sum() < _FEWEST_OF_A_FACTOR:
+        return ""
+    factor = float(np.median(actual[seen] / exact[seen]))
+    if (np.abs(actual - factor * exact) <= 2 * allowed).all():
+        return f"; every one is {factor:.6g} times the exact one"
     return ""
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,54 @@ def render(report: dict[str, Any]) -> str:
         if result["outcome"] in {"skipped", "expected-failure"}
     )
     page = _TEMPLATES.get_template("report.html")
-    return page.render(report, ran=_what_ran(report), left_out=left_out, failing=FAILING) + "\n"
+    ran, groups = _what_ran(report), groups_of(report)
+    return page.render(report, ran=ran, groups=groups, left_out=left_out, failing=FAILING) + "\n"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A line of the page's table of groups.
+
+    Parameters
+    ----------
+    name : str
+    passed, failed, skipped : int
+        Tests.
+    worst : str
+        The worst error as a share of its budget, of the tests that passed; in words if none did.
+    ms : float
+    """
+
+    name: str
+    passed: int
+    failed: int
+    skipped: int
+    worst: str
+    ms: float
+
+
+def groups_of(report: dict[str, Any]) -> list[Group]:
+    """Return a line for each group of a JSON report."""
+    results: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for result in report["results"]:
+        results[result["group"]].append(result)
+    return [_group(name, results[name]) for name in sorted(results)]
+
+
+def _group(name: str, results: list[dict[str, Any]]) -> Group:
+    passed = [result for result in results if result["outcome"] == "passed"]
+    failed = sum(result["outcome"] in FAILING for result in results)
+    shares = [result["worst"] for result in passed if "worst" in result]
+    words = [f"{max(shares):.0%}"] if shares else []
+    words += [f"{failed} failed"] if failed else []
+    return Group(
+        name,
+        passed=len(passed),
+        failed=failed,
+        skipped=sum(result["outcome"] == "skipped" for result in results),
+        worst=", ".join(words) or "nothing compared",
+        ms=sum(result["ms"] for result in results),
+    )
 
 
 def _what_ran(report: dict[str, Any]) -> dict[str, str]:

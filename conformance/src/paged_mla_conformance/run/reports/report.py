@@ -10,12 +10,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paged_mla_conformance.run.reports.causes import Cause, causes_of
 from paged_mla_conformance.run.reports.result import OUTCOMES, Result
 from paged_mla_conformance.run.subject import Subject
 from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
 from paged_mla_shared import __version__
 from paged_mla_shared.provenance import commit_of
 
+CORE_MISSING = "core capability missing: "
+"""How a reason begins that is a capability which the backend owes and does not declare."""
 SCHEMA = Path(__file__).with_name("report.schema.json")
 
 
@@ -52,6 +55,8 @@ class Report:
         Of a quick run: the known faults that each of its tests finds, by their names.
     warnings : dict of str to Warned
         By their text.
+    over_stale_memory : dict of str to Result
+        What became of tests that gave NaN when they were asked again, by their names.
     commit : str
         Of the suite.
     """
@@ -66,6 +71,7 @@ class Report:
     findable: int = 0
     finds: dict[str, list[str]] = field(default_factory=dict)
     warnings: dict[str, Warned] = field(default_factory=dict)
+    over_stale_memory: dict[str, Result] = field(default_factory=dict)
     commit: str = field(default_factory=lambda: commit_of(__file__))
     date: str = field(default_factory=lambda: dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
     started: float = field(default_factory=time.monotonic)
@@ -102,6 +108,11 @@ class Report:
         return dict(Counter(r.reason for r in self.results if r.outcome == "skipped"))
 
     @property
+    def causes(self) -> list[Cause]:
+        """What failed alike, the cause of most failures first."""
+        return causes_of(self.results, self.over_stale_memory)
+
+    @property
     def reasons_against(self) -> list[str]:
         """Why the backend is not conformant; empty when nothing speaks against it."""
         against = list(self.errors)
@@ -113,7 +124,7 @@ class Report:
             tests = "test was" if unanswered == 1 else "tests were"
             against.append(f"{unanswered} {tests} never answered")
         undeclared = {r.reason for r in self.results if r.undeclared_core}
-        against += [f"core capability missing: {reason}" for reason in sorted(undeclared)]
+        against += [f"{CORE_MISSING}{reason}" for reason in sorted(undeclared)]
         if self.tests and not (self.partial or unanswered):
             asked = {r.group for r in self.results}
             missing = [group for group in SUITE_GROUPS if group not in asked]
@@ -198,6 +209,7 @@ class Report:
             "warnings": [
                 {"message": text, **asdict(warned)} for text, warned in self.warnings.items()
             ],
+            "causes": [cause.as_dict() for cause in self.causes],
             "results": [r.as_dict() for r in sorted(self.results, key=lambda r: r.test)],
         }
 

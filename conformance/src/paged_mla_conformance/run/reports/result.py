@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from paged_mla_conformance.suite.selection.traits import Traits
+
 OUTCOMES = ("passed", "failed", "skipped", "expected-failure", "unexpected-pass")
 FAILING = ("failed", "unexpected-pass")
 
@@ -49,6 +51,8 @@ class Result:
     checks : list of dict
         ``what``, ``error`` and ``budget`` of each comparison that held.
     ms : float
+    traits : dict
+        Of the situation that the test asks (:mod:`paged_mla_conformance.suite.selection.traits`).
     """
 
     test: str
@@ -64,6 +68,7 @@ class Result:
     end: str = "returned"
     checks: list[dict[str, Any]] = field(default_factory=list)
     ms: float = 0.0
+    traits: Traits = field(default_factory=dict)
 
     @property
     def worst(self) -> float | None:

@@ -1,37 +1,186 @@
-"""What the screen says at the end: failures with their replay, what was left out, the verdict.
+"""What the screen says at the end: the causes of failures, what was left out, the verdict.
 
-Reports have every failure with its traceback.
+It has few lines, however many tests failed: reports have every failure with its traceback.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TextIO
 
-from paged_mla_conformance.run.reports.report import Report
-from paged_mla_conformance.run.reports.result import error_of
-from paged_mla_shared.documents import printable
+from paged_mla_conformance.run.reports.causes import DUMP, Cause
+from paged_mla_conformance.run.reports.report import CORE_MISSING, Report
+from paged_mla_conformance.run.reports.result import Result
+from paged_mla_shared.documents import one_line, printable
+
+MOST_LINES = 40
+WIDTH = 160
+
+_UNDECLARED = re.compile(r"(\w+) ([^ ;]+) not declared.*?(\([^()]*\))$")
+_MOST_SKIPPED = 5  # lines about tests that were not asked
+_MOST_KNOWN = 3  # known failures
+_MOST_AGAINST = 5  # reasons
+_MOST_OF_A_REASON = 2  # lines
+_LONGEST = WIDTH - len("against: ")  # of a line that something may stand in front of
 
 
-def write(report: Report, stream: TextIO) -> None:
-    """Print the summary; its last line is the verdict."""
+def write(report: Report, stream: TextIO, *, dump: Path | None = None) -> None:
+    """Print the summary; its last line is the verdict.
+
+    Parameters
+    ----------
+    report : Report
+    stream : TextIO
+    dump : Path or None
+        Where a dump of a step was to be written.
+    """
+    end = [*_left_out(report), *_around(report), report.verdict]
+    if len(report.results) == 1:
+        [result] = report.results
+        lines = _whole(result, report) if result.fails else []
+    else:
+        room = MOST_LINES - "\n".join(end).count("\n") - 1 - (dump is not None)
+        lines = _of_causes(report.causes, room)
+    if dump is not None:
+        lines.append(_about_dump(dump))
+    stream.write(printable("\n".join([*lines, *end])) + "\n")
+    stream.flush()
+
+
+def _whole(result: Result, report: Report) -> list[str]:
+    """Return the lines about the only test of a run: its failure with its traceback."""
+    notes = [f"note: {result.note}"] if result.note else []
+    lines = [f"{result.outcome}: {result.test}", *result.message.splitlines(), *notes]
+    lines += [f"cause: {cause.sentence}" for cause in report.causes if cause.origin]
+    return [*lines, f"replay: {result.replay}"]
+
+
+def _about_dump(dump: Path) -> str:
+    if dump.exists():
+        return f"explain: paged-mla explain {shlex.quote(str(dump))}"
+    return f"{dump} was not written: no test failed at a step that a dump can hold"
+
+
+def _of_causes(causes: Sequence[Cause], room: int) -> list[str]:
+    """Return the lines about as many causes as there is room for, at least one."""
     lines: list[str] = []
-    failures = sorted((r for r in report.results if r.fails), key=lambda result: result.test)
-    for result in failures:
-        # One failure is shown whole, as a replay does; of many, each is one line of what is wrong.
-        told = result.message.splitlines() if len(failures) == 1 else [error_of(result.message)]
-        lines += [f"{result.outcome}: {result.test}", *told]
-        lines += [f"note: {result.note}"] if result.note else []
-        lines += [f"replay: {result.replay}", ""]
-    for result in report.results:
-        if result.outcome == "expected-failure":
-            lines.append(f"known failure: {result.test}: {result.reason}")
-    lines += [f"not asked, {count}: {why}" for why, count in report.skip_reasons.items()]
+    for number, cause in enumerate(causes):
+        own = _of_cause(number + 1, cause)
+        rest = len(causes) - number
+        if number and len(lines) + len(own) + (rest > 1) > room:
+            tests = sum(len(other.tests) for other in causes[number:])
+            more = "cause" if rest == 1 else "causes"
+            lines.append(
+                f"{rest} more {more}, of {tests} failing tests, are in the report (--report)."
+            )
+            break
+        lines += own
+    return lines
+
+
+def _of_cause(number: int, cause: Cause) -> list[str]:
+    smallest = cause.smallest
+    about = f"smallest: {smallest.test}: {smallest.why or 'see the test'}"
+    if smallest.note:
+        about += f" ({smallest.note})"
+    lines = _wrapped(f"{number}. {cause.sentence}", 2)
+    lines += _wrapped(f"   {about}", 1)
+    lines += _wrapped(f"   error: {cause.error}", 2)
+    lines.append(f"   replay: {one_line(cause.replay)}")
+    if cause.has_dump:
+        lines.append(f"   explain: paged-mla explain {DUMP}")
+    return lines
+
+
+def _wrapped(text: str, most: int) -> list[str]:
+    """Return a text in at most so many lines."""
+    return textwrap.wrap(
+        one_line(text),
+        WIDTH,
+        subsequent_indent="   ",
+        max_lines=most,
+        placeholder=" ...",
+        break_on_hyphens=False,
+    )
+
+
+def _left_out(report: Report) -> list[str]:
+    """Return lines about known failures, and about tests that were not asked."""
+    known = [r for r in report.results if r.outcome == "expected-failure"]
+    lines = [f"known failure: {r.test}: {r.reason}" for r in known[:_MOST_KNOWN]]
+    if len(known) > _MOST_KNOWN:
+        lines.append(f"{len(known) - _MOST_KNOWN} more known failures are in the report.")
+    reasons = _pooled(report.skip_reasons)
+    shown = reasons if len(reasons) <= _MOST_SKIPPED else reasons[: _MOST_SKIPPED - 1]
+    lines += [_short(f"not asked, {count}: {reason}") for reason, count in shown]
+    if rest := reasons[len(shown) :]:
+        tests = sum(count for _, count in rest)
+        lines.append(f"not asked, {tests}: for {len(rest)} other reasons, which are in the report")
+    return lines
+
+
+def _pooled(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return reasons with their counts, those of one kind together, the most frequent first.
+
+    A reason may be several; the first counts. Values that are not declared are listed.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    values: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for reason, count in reasons.items():
+        undeclared = _UNDECLARED.match(reason)
+        kind = (undeclared[1], undeclared[3]) if undeclared else (reason, "")
+        counts[kind] += count
+        if undeclared:
+            values[kind][undeclared[2]] = None
+    return [
+        (f"{name} {_listed(values[kind])} not declared {status}" if status else name, count)
+        for kind, count in counts.most_common()
+        for name, status in [kind]
+    ]
+
+
+def _listed(values: Iterable[str]) -> str:
+    """Return values in order, numbers by their size."""
+    return ", ".join(
+        sorted(values, key=lambda value: (len(value) if value.isdecimal() else 0, value))
+    )
+
+
+def _around(report: Report) -> list[str]:
+    """Return lines about warnings, an early end, and what speaks against the backend."""
+    lines: list[str] = []
     if report.warnings:
         total = sum(warned.count for warned in report.warnings.values())
         text, warned = next(iter(report.warnings.items()))
-        lines.append(f"{total} warnings of the backend, first: {text}, in {warned.first}")
+        said = _short(text.partition("\n")[0])
+        lines.append(f"{total} warnings of the backend, first: {said}, in {warned.first}")
     if report.stopped:
         lines.append(report.stopped)
-    lines += [f"against: {reason}" for reason in report.reasons_against]
-    stream.write(printable("\n".join([*lines, report.verdict])) + "\n")
-    stream.flush()
+    against = _against(report)
+    shown = against if len(against) <= _MOST_AGAINST else against[: _MOST_AGAINST - 1]
+    lines += [f"against: {reason}" for reason in shown]
+    if len(against) > len(shown):
+        lines.append(f"against: {len(against) - len(shown)} other reasons, in the report")
+    return lines
+
+
+def _against(report: Report) -> list[str]:
+    """Return what speaks against the backend, core capabilities of one kind together.
+
+    What a process said last is long; beside failing tests its first lines are enough.
+    """
+    lacking = [r for r in report.reasons_against if r.startswith(CORE_MISSING)]
+    pooled = _pooled({reason.removeprefix(CORE_MISSING): 1 for reason in lacking})
+    others = [reason for reason in report.reasons_against if reason not in lacking]
+    if any(result.fails for result in report.results):
+        others = ["\n".join(reason.split("\n")[:_MOST_OF_A_REASON]) for reason in others]
+    return [*others, *(_short(f"{CORE_MISSING}{reason}") for reason, _ in pooled)]
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."

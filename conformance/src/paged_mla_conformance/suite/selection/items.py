@@ -14,7 +14,9 @@ from paged_mla_conformance.suite.selection.params import (
     why_skip_trace,
     why_skip_word,
 )
+from paged_mla_conformance.suite.selection.traits import Traits, traits_of_case
 from paged_mla_shared.cases import Case
+from paged_mla_shared.formats import format_of
 
 RUN = pytest.StashKey[Run]()
 SKIP = pytest.StashKey[Skip]()
@@ -50,6 +52,21 @@ def is_without_parameter(item: pytest.Item) -> bool:
     """Return whether a test needs a case or a schedule, and none was left for it."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     return not {"trial", "trace_trial"}.isdisjoint(params) and param_of(item) is None
+
+
+def traits_of(item: pytest.Item) -> Traits:
+    """Return what is known of the situation that a test asks."""
+    run, param = item.config.stash[RUN], param_of(item)
+    asked: Traits = {"operations": list(marker_of(item).kwargs["ops"])}
+    if isinstance(param, CaseParam):
+        return asked | traits_of_case(run, param.case, param.dtype)
+    if isinstance(param, TraceParam):
+        scenario = param.scenario
+        asked["dtype"] = param.dtype
+        asked["cache_format"] = format_of(param.dtype, scenario.cache_format)
+        asked["heads"] = scenario.num_heads or run.dims.num_heads
+        asked["block_size"] = scenario.config.block_size
+    return asked
 
 
 def why_not_asked(item: pytest.Item) -> Skip | None:

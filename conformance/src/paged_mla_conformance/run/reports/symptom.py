@@ -1,0 +1,104 @@
+"""What is wrong in a test that failed, in the few words in which failures of one bug agree."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paged_mla_conformance.run.reports.result import Result, error_of
+
+NAN = "NaN"
+
+_RULE = re.compile(r"\[(S-\d+)\] ([^:\[\]]+): ")
+_RAISED = re.compile(r"backend raised \w+ in (\w+)")
+_EXCEPTION = re.compile(r"^(?:\w+\.)*(\w+): ")
+_NUMBER = re.compile(r"-?\b\d[\d.]*(?:e[+-]?\d+)?\b")
+_KINDS = (
+    (r"nan at", NAN),
+    (r"-inf at", "-inf"),
+    (r"inf at", "+inf"),
+    (r".* elements past their budget, first at \([^()]*\): nan,", NAN),
+    (r".* elements past their budget", "error too large"),
+    (r"not 0, where", "not 0 where the query sees no key"),
+    (r"0, where", "0 where the query sees keys"),
+    (r"bits differ", "other bits"),
+    (r"shape", "a wrong shape"),
+    (r"dtype", "a wrong element type"),
+    (r".* bytes wrong", "wrong bytes"),
+    (r"first wrong at", "wrong numbers"),
+    (r"first at", "changed bytes"),
+    (r"token \d+ noticed", "a token that a query does not see changes its answer"),
+    (r"token \d+ did not notice", "a token that a query sees does not change its answer"),
+)
+_LONGEST = 90  # characters of a kind
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """What is wrong.
+
+    Parameters
+    ----------
+    rule : str
+        The broken one; empty where no answer was compared.
+    what : str
+        What differs, or the call that failed; may be empty.
+    kind : str
+        In which way.
+    """
+
+    rule: str
+    what: str
+    kind: str
+
+    def __str__(self) -> str:
+        place = ", ".join(part for part in (self.rule, self.what) if part)
+        return f"{place}: {self.kind}" if place else self.kind
+
+
+def symptom_of(result: Result) -> Symptom:
+    """Return what is wrong in a test that failed."""
+    if result.outcome == "unexpected-pass":
+        return Symptom("", "", "passed although its failure is expected")
+    if result.end == "timed-out":
+        return Symptom("", "", "no answer within the time limit")
+    if result.end == "died":
+        how = result.message.partition("\n")[0].removesuffix(" during this test")
+        return Symptom("", "", _general(how) or "the process died")
+    line = error_of(result.message)
+    if places := list(_RULE.finditer(line)):
+        return Symptom(places[-1][1], places[-1][2], _kind(line[places[-1].end() :]))
+    raised = _RAISED.search(line)
+    return Symptom("", raised[1] if raised else "", _of_exception(line))
+
+
+def detail_of(result: Result) -> str:
+    """Return where the first wrong number of a failed test is, or the error that was raised."""
+    line = error_of(result.message)
+    places = list(_RULE.finditer(line))
+    return line[places[-1].end() :] if places else _EXCEPTION.sub(r"\1: ", line)
+
+
+def _kind(detail: str) -> str:
+    for pattern, kind in _KINDS:
+        if re.match(pattern, detail):
+            return kind
+    return _general(re.split(r"[:;,(]", detail)[0])
+
+
+def _of_exception(line: str) -> str:
+    if "DID NOT RAISE" in line:
+        return "bad input was taken without an error"
+    text = _general(line.partition("; backend raised")[0])
+    named = _EXCEPTION.match(text)
+    if named is None:
+        return text
+    if named[1] in {"AssertionError", "Failed"}:
+        return text[named.end() :]
+    return f"exception {named[1]}: {text[named.end() :]}"
+
+
+def _general(text: str) -> str:
+    """Return a text without the numbers in which failures of one bug differ."""
+    text = _NUMBER.sub("N", text.strip())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} ..."

@@ -1,0 +1,300 @@
+"""Failures are pooled into causes, each with what tells its cases from those that passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from paged_mla_conformance.run.reports.causes import Cause, causes_of, telling_tests
+from paged_mla_conformance.run.reports.result import Result
+from paged_mla_conformance.run.reports.symptom import Symptom, symptom_of
+from paged_mla_conformance.runners.profile import STRICT, load_profile
+from paged_mla_conformance.suite.selection.core import CORE, Run
+from paged_mla_conformance.suite.selection.traits import Traits, traits_of_case
+from paged_mla_reference.backend import ReferenceBackend
+from paged_mla_shared.cases import CASES
+
+ERROR = "E   paged_mla_reference.tolerance.compare.Mismatch: "
+TOO_LARGE = "[S-5] out: 9 of 16 elements past their budget, first at (0, 0, 0): 1, exact 2; row 0"
+NAN = "[S-9] out: nan at (0, 0, 0), where the query sees keys; every query"
+HEADS = (1, 2, 5, 8, 16, 20, 32, 128)
+KEYS = (1, 16, 48, 64, 65, 100, 128, 192, 300)
+
+
+def traits(heads: int, keys: int, queries: int = 1, **more: Any) -> Traits:
+    """Return those of a case of one row."""
+    return {
+        "operations": ["attend"],
+        "dtype": "float32",
+        "heads": heads,
+        "keys": [keys],
+        "seen": sorted({max(keys - queries + 1, 0), keys}),
+        "longest": keys,
+        "shortest": keys,
+        "fewest": max(keys - queries + 1, 0),
+        "queries": queries,
+        "rows": 1,
+        "work": heads * keys * queries,
+        **more,
+    }
+
+
+def result(number: int, known: Traits, message: str = "") -> Result:
+    """Return a test that passed, or that failed with a message."""
+    compared = [] if message else [{"what": "out", "error": 0.0, "budget": 1.0}]
+    return Result(
+        test=f"test_decode[decode-{number}-fp32]",
+        group="decode",
+        rules=["S-5"],
+        why="because",
+        outcome="failed" if message else "passed",
+        message=f"here\n{ERROR}{message}" if message else "",
+        replay=f"paged-mla --only {number}",
+        checks=compared,
+        traits=known,
+    )
+
+
+def run(fails: Callable[[Traits], bool], known: list[Traits], message: str = TOO_LARGE) -> Cause:
+    """Return the one cause of a run in which some cases fail."""
+    results = [result(n, each, message if fails(each) else "") for n, each in enumerate(known)]
+    [cause] = causes_of(results)
+    return cause
+
+
+GRID = [traits(h, k, q) for h, k, q in product(HEADS, KEYS, (1, 2, 6)) if q <= k]
+
+
+@pytest.mark.parametrize(
+    ("fails", "phrase"),
+    [
+        (lambda t: t["heads"] % 16, "a head count that is not divisible by 16"),
+        (lambda t: t["heads"] == 1, "1 head"),
+        (lambda t: t["heads"] > 20, "more than 24 heads"),
+        (lambda t: t["keys"][0] > 64, "a row of more than 64 keys"),
+        (lambda t: t["queries"] > 1, "a row of more than 1 query token"),
+        *[
+            (
+                lambda t, tile=tile: t["keys"][0] % tile,
+                f"a row whose keys are no multiple of {tile}",
+            )
+            for tile in (16, 64)
+        ],
+        (
+            lambda t: t["heads"] % 16 and t["queries"] > 1,
+            "a head count that is not divisible by 16, and a row of more than 1 query token",
+        ),
+    ],
+)
+def test_what_separates_is_said(fails: Callable[[Traits], bool], phrase: str):
+    """S-20: in plain words, with how many tests fail and how many passed."""
+    failing = sum(bool(fails(each)) for each in GRID)
+    assert run(fails, GRID).sentence == (
+        f"S-5, out: error too large in {failing} tests; every failing case has {phrase}, "
+        f"and none of the {len(GRID) - failing} that passed."
+    )
+
+
+@pytest.mark.parametrize("tile", [32, 128])
+def test_tails_of_other_tiles(tile: int):
+    """S-20: the tile is named by which multiples passed."""
+    keys = [n * tile + extra for n in (1, 2, 3) for extra in (0, 1, tile // 2)]
+    known = [traits(16, k) for k in keys]
+    cause = run(lambda t: t["keys"][0] % tile, known)
+    assert f"every failing case has a row whose keys are no multiple of {tile}," in cause.sentence
+
+
+def test_padded_tokens_are_found():
+    """S-6: a flag of a case is a property too."""
+    known = [traits(h, 9, padded_tokens=n % 3 == 0) for n, h in enumerate(HEADS)]
+    cause = run(lambda t: t["padded_tokens"], known)
+    assert "every failing case has padded tokens, and none of the 5 that passed." in cause.sentence
+
+
+def test_a_property_need_not_be_perfect():
+    """S-20: a few exceptions are counted, on both sides."""
+    odd = {3, 40}
+
+    def fails(known: Traits) -> bool:
+        return (known["queries"] > 1) != (GRID.index(known) in odd)
+
+    long = [known for known in GRID if known["queries"] > 1]
+    others = len(GRID) - len(long)
+    wrong = sum(GRID[number] in long for number in odd)
+    cause = run(fails, GRID)
+    passing = others - (2 - wrong) + wrong
+    assert f"{len(long) - wrong} of {len(cause.tests)} failing cases have" in cause.sentence or (
+        "every failing case has" in cause.sentence
+    )
+    assert f"of the {passing} that passed" in cause.sentence
+
+
+def test_nothing_separates():
+    """S-20: what nothing explains is not explained."""
+    cause = run(lambda t: hash((t["heads"], t["keys"][0] * 7, t["queries"])) % 2 == 0, GRID)
+    assert "no property that the suite knows of a case tells them from the " in cause.sentence
+
+
+def test_a_single_failure_has_no_property():
+    """S-20: one case differs from all others in everything."""
+    cause = run(lambda t: t is GRID[7], GRID)
+    assert cause.sentence == (
+        f"S-5, out: error too large in 1 test; cases that passed: {len(GRID) - 1}."
+    )
+
+
+def test_where_everything_fails():
+    """S-20: steps in which no query sees a key compare nothing, and count as no success."""
+    empty = traits(4, 0)
+    cause = run(lambda t: t["keys"][0] > 0, [*GRID, empty])
+    assert cause.sentence.endswith("; every case in which a query sees a key fails.")
+
+
+def test_only_tests_that_compare_the_same_are_looked_at():
+    """S-20: one that asked for something else could not have failed like that."""
+    known = [traits(h, 70) for h in HEADS]
+    results = [
+        result(n, each, TOO_LARGE if each["heads"] > 16 else "") for n, each in enumerate(known)
+    ]
+    written = replace(result(99, traits(128, 70)), checks=[], test="test_append[x]")
+    [cause] = causes_of([*results, written])
+    assert f"none of the {sum(h <= 16 for h in HEADS)} that passed" in cause.sentence
+
+
+def test_where_nothing_that_compares_the_same_passed():
+    """S-20: tests that compare something else are no evidence."""
+    known = [traits(h, 70) for h in HEADS]
+    results = [result(n, each, TOO_LARGE) for n, each in enumerate(known)]
+    kept = [{"what": "bits kept", "error": 0.0, "budget": 0.0}]
+    results += [replace(result(n + 50, traits(h, 70)), checks=kept) for n, h in enumerate(HEADS)]
+    [cause] = causes_of(results)
+    assert cause.sentence.endswith("; every case in which a query sees a key fails.")
+
+
+def test_the_largest_cause_is_first_and_the_smallest_case_is_shown():
+    """S-20: a person starts with both."""
+    results = [
+        *(result(n, traits(h, 9), NAN) for n, h in enumerate(HEADS[:2])),
+        *(result(n + 50, traits(h, 9), TOO_LARGE) for n, h in enumerate(HEADS[::-1])),
+    ]
+    large, small = causes_of(results)
+    assert (len(large.tests), len(small.tests)) == (len(HEADS), 2)
+    assert large.smallest.traits["heads"] == 1
+    assert large.error.startswith("9 of 16 elements past their budget, first at")
+    assert large.replay == f"{large.smallest.replay} --dump failed.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("message", "outcome", "rule", "origin"),
+    [
+        (NAN, "failed", "S-5", "the NaN was computed, not read"),
+        ("", "passed", "S-9", "memory that the step does not own was read"),
+        (TOO_LARGE, "failed", "S-9", "memory that the step does not own was read"),
+    ],
+)
+def test_a_nan_is_read_or_computed(message: str, outcome: str, rule: str, origin: str):
+    """S-9: finite numbers in unread memory tell which."""
+    asked = result(3, GRID[3], NAN)
+    again = result(3, GRID[3], message)
+    assert again.outcome == outcome
+    [cause] = causes_of([asked, result(4, GRID[4])], {asked.test: again})
+    assert cause.symptom.rule == rule
+    assert origin in cause.sentence
+
+
+def test_nan_that_was_read_is_one_cause_whichever_test_finds_it():
+    """S-9: tests of other rules find it too."""
+    other = "[S-8] out: 9 of 16 elements past their budget, first at (0, 0): nan, exact 2"
+    failed = [result(n, GRID[n], text) for n, text in enumerate((NAN, NAN, other))]
+    assert len(causes_of(failed)) == 2
+    again = {name: result(0, GRID[0]) for name in telling_tests(failed)}
+    assert len(again) == 2
+    [cause] = causes_of(failed, again)
+    assert len(cause.tests) == 3
+
+
+def test_strided_inputs_and_merges_tell_nothing_of_a_nan():
+    """S-9: their gaps and empty parts hold NaN in every profile."""
+    strided = result(0, traits(1, 1, strided_inputs=True), NAN)
+    merged = result(1, {"operations": ["merge"]}, NAN)
+    plain = result(2, GRID[-1], NAN)
+    assert telling_tests([strided, merged]) == []
+    assert telling_tests([strided, merged, plain]) == [plain.test]
+    [cause] = causes_of([strided, plain], {plain.test: result(2, GRID[-1])})
+    assert cause.smallest == strided
+    assert "memory that the step does not own was read" in cause.sentence
+
+
+@pytest.mark.parametrize("again", [None, "skipped"])
+def test_a_nan_that_was_not_asked_again(again: str | None):
+    """S-9: nothing is said of it then."""
+    asked = result(3, GRID[3], NAN)
+    known = {} if again is None else {asked.test: replace(asked, outcome=again)}
+    [cause] = causes_of([asked], known)
+    assert (cause.symptom.rule, cause.origin) == ("S-9", "")
+
+
+@pytest.mark.parametrize(
+    ("message", "symptom"),
+    [
+        (f"{ERROR}{TOO_LARGE}", Symptom("S-5", "out", "error too large")),
+        (
+            f"{ERROR}[S-8] out: 9 of 16 elements past their budget, first at (0, 0): nan, exact 2",
+            Symptom("S-8", "out", "NaN"),
+        ),
+        (
+            f"{ERROR}[S-7] lse: -inf at (0, 0), expected 3.2; every query",
+            Symptom("S-7", "lse", "-inf"),
+        ),
+        (
+            f"{ERROR}[S-5] trace prefixes, step 3, rank 0, token 5 (a): {TOO_LARGE}",
+            Symptom("S-5", "out", "error too large"),
+        ),
+        (
+            "E   IndexError: index 137 is out of bounds\nE   backend raised IndexError in attend",
+            Symptom("", "attend", "exception IndexError: index N is out of bounds"),
+        ),
+        (
+            "E   Failed: DID NOT RAISE any of (InvalidArgument, Unsupported)",
+            Symptom("", "", "bad input was taken without an error"),
+        ),
+        (
+            f"{ERROR}[S-4] out: token 3 noticed a changed token",
+            Symptom("S-4", "out", "a token that a query does not see changes its answer"),
+        ),
+        ("E   AssertionError: plan wrote 3 bytes", Symptom("", "", "plan wrote N bytes")),
+        (f"{ERROR}[S-10] cache: 4 bytes wrong, first", Symptom("S-10", "cache", "wrong bytes")),
+    ],
+)
+def test_what_is_wrong(message: str, symptom: Symptom):
+    """S-20: failures of one bug have the same words, without the numbers of each."""
+    assert symptom_of(replace(result(0, {}, "x"), message=message)) == symptom
+
+
+def test_a_process_that_ended():
+    """S-20: there is no answer to compare, and no dump."""
+    died = replace(
+        result(0, {}, "x"), end="died", message="the process was killed by SIGSEGV during this test"
+    )
+    late = replace(died, test="other", end="timed-out")
+    found = causes_of([died, late])
+    assert {cause.symptom.kind for cause in found} == {
+        "the process was killed by SIGSEGV",
+        "no answer within the time limit",
+    }
+    assert not any(cause.has_dump or "--dump" in cause.replay for cause in found)
+
+
+def test_every_case_has_traits():
+    """S-20: of plain data, the same for each case; the number of heads is the one that is asked."""
+    run = Run(ReferenceBackend(), "x:y", CORE["cpu"].dims, load_profile(STRICT))
+    found = [traits_of_case(run, case, "float32") for group in CASES.values() for case in group]
+    assert len({tuple(each) for each in found}) == 1
+    for case, each in zip((case for group in CASES.values() for case in group), found, strict=True):
+        assert case.num_heads in {None, each["heads"]}
+        assert each["work"] > 0
+        assert all(0 <= count <= each["longest"] for count in each["seen"])
