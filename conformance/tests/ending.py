@@ -94,6 +94,16 @@ class Forks(_Ending):
         os.fork()
 
 
+class ExitsOften(ForwardingRunner):
+    """It leaves in many tests of one group, and answers the others."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Leave, of some numbers of heads."""
+        if self.problem.dims.num_heads % 3 == 0:
+            os._exit(0)
+        return self.inner.attend(batch)
+
+
 class ExitsAlways(ForwardingRunner):
     """It never answers."""
 
@@ -111,6 +121,22 @@ def hangs_in_the_factory() -> MutantBackend:
     raise AssertionError
 
 
+def fails_to_load_once() -> MutantBackend:
+    """Return what exits at 9 heads; the second process that loads it ends while it does."""
+    loads = Path(os.environ["LOADS"])
+    loads.write_text(f"{loads.read_text()}1")
+    if loads.read_text() == "11":
+        os._exit(3)
+    return MutantBackend(name="exits", wrap=Exits)
+
+
+def loads_only_once() -> MutantBackend:
+    """Return what exits at 9 heads, once."""
+    if Path(os.environ["LOADS"]).read_text():
+        raise RuntimeError("no device is left")
+    return fails_to_load_once()
+
+
 _RUNNERS = {
     "exits": Exits,
     "segfaults": Segfaults,
@@ -118,6 +144,7 @@ _RUNNERS = {
     "segfaults-beside-threads": SegfaultsBesideThreads,
     "hangs-beside-threads": HangsBesideThreads,
     "forks": Forks,
+    "exits-often": ExitsOften,
     "exits-always": ExitsAlways,
 }
 

@@ -56,6 +56,36 @@ def test_a_backend_that_always_ends_is_given_up(tmp_path: Path):
     assert any("never answered" in reason for reason in report["reasons_against"])
 
 
+def test_one_cause_costs_no_other_test(tmp_path: Path):
+    """S-20: a backend that ends in many tests of one group answers all others."""
+    few = ("-k", "decode-h and not 2k", "--dtypes", "float32")
+    report = report_of(tmp_path, "--backend", "ending:exits-often", *few)
+    died = {r["test"] for r in report["results"] if r.get("end") == "died"}
+    heads = (3, 6, 9, 12, 24, 48, 96)
+    assert died == {f"test_decode[decode-h{number}-fp32]" for number in heads}
+    assert report["totals"]["unanswered"] == 0
+    assert report["reasons_against"] == [f"{len(heads)} failing tests"]
+
+
+def test_a_process_that_cannot_load_the_backend_any_more_ends_no_run(tmp_path: Path):
+    """S-20: a fault may outlast the process that caused it; another one tries again."""
+    (tmp_path / "loads").write_text("")
+    environment = {"LOADS": str(tmp_path / "loads")}
+    report = report_of(tmp_path, "--backend", "ending:fails_to_load_once", *FEW, **environment)
+    assert len((tmp_path / "loads").read_text()) == 3
+    assert (report["totals"]["passed"], report["totals"]["failed"]) == (3, 1)
+    assert report["reasons_against"] == ["1 failing test"]
+
+
+def test_a_backend_that_can_never_be_loaded_again_is_given_up(tmp_path: Path):
+    """S-20: the reason is that of the last process."""
+    (tmp_path / "loads").write_text("")
+    environment = {"LOADS": str(tmp_path / "loads")}
+    report = report_of(tmp_path, "--backend", "ending:loads_only_once", *FEW, **environment)
+    assert report["totals"]["unanswered"] > 0
+    assert any("no device is left" in reason for reason in report["reasons_against"])
+
+
 @pytest.mark.parametrize(
     ("backend", "how"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import no_memory
 import pytest
 
 from paged_mla_conformance.meta.mutants import MUTANTS
@@ -85,6 +86,22 @@ def test_a_search_without_a_backend(
     assert main(["--backend", backend]) == status
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(message)
+
+
+def test_a_search_whose_backend_cannot_be_imported(capsys: pytest.CaptureFixture[str]):
+    """S-20: the traceback says where."""
+    assert main(["--backend", "no_package:create"]) == 2
+    assert "no_package.py" in capsys.readouterr().err
+
+
+def test_what_a_device_has_no_memory_for_is_no_failure(tmp_path: Path):
+    """It is counted, in a sweep of schedules and of cases."""
+    sweep, tiny = Sweep(), no_memory.everywhere()
+    sweep.run(tiny, SMALL, ("float32",), 3)
+    sweep.run_case(tiny, SMALL, ("float32",), 2, tmp_path)
+    assert (sweep.without_memory, sweep.failures) == (2, {})
+    assert "2 not run: memory, 0 failures" in sweep.summary()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_failure_is_shrunk_printed_and_replayed(

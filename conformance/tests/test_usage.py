@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import REFERENCE, RIGHT, ROOT, run_suite
+from running import FEW, NINE_HEADS, REFERENCE, RIGHT, ROOT, report_of, result_of, run_suite
 
 from paged_mla_conformance.run.options import parse
 from paged_mla_conformance.run.plugin import load_backend
+from paged_mla_conformance.run.status import BROKEN_BACKEND
 
 
 @pytest.mark.parametrize(
@@ -175,19 +176,43 @@ def test_an_older_report_is_removed_first(tmp_path: Path):
     assert not any(path.exists() for path in paths)
 
 
-@pytest.mark.parametrize(
-    ("backend", "reason"),
-    [
-        ("no_package:create", "No module named 'a_package_nobody_has'"),
-        ("no_device:create", "no such device"),
-    ],
-    ids=["package", "device"],
-)
-def test_a_backend_that_cannot_run_here_is_skipped(backend: str, reason: str):
+def test_a_backend_that_cannot_run_here_is_skipped():
     """Neither conformant nor not: the reason is printed, and the status says that nothing ran."""
-    done = run_suite("--backend", backend)
+    done = run_suite("--backend", "no_device:create")
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert f"SKIPPED: {backend} cannot run here: {reason}" in done.stderr
+    assert "SKIPPED: no_device:create cannot run here: no such device" in done.stderr
+
+
+def test_a_backend_that_cannot_be_imported_is_an_error():
+    """S-20: its traceback is printed, from its own first line on, and nothing is called skipped."""
+    done = run_suite("--backend", "no_package:create")
+    assert done.returncode == BROKEN_BACKEND
+    said = done.stderr.splitlines()
+    missing = "No module named 'a_package_nobody_has'"
+    assert said[0] == f"--backend no_package:create cannot be imported: {missing}"
+    assert said[1].startswith("Traceback")
+    assert "no_package.py" in said[2]
+    assert said[-1] == f"ModuleNotFoundError: {missing}"
+    assert "SKIPPED" not in done.stderr
+
+
+@pytest.mark.parametrize("factory", ["create", "in_the_words_of_a_library"])
+def test_what_a_device_has_no_memory_for_was_not_run(factory: str, tmp_path: Path):
+    """No failure of the backend; the summary counts it, and the verdict says that it is missing."""
+    report = report_of(tmp_path, "--backend", f"no_memory:{factory}", *FEW)
+    assert report["status"] == 0
+    assert report["totals"]["skipped"] == 1
+    assert result_of(report, NINE_HEADS)["reason"] == "not run: memory"
+    assert "not asked, 1: not run: memory" in report["printed"].splitlines()
+    assert "3 passed, 1 not asked" in report["verdict"]
+
+
+def test_a_schedule_without_memory_was_not_run(tmp_path: Path):
+    """Where nothing ran, nothing conforms."""
+    test = "test_trace[trace-preemption-fp32]"
+    report = report_of(tmp_path, "--backend", "no_memory:everywhere", "--only", test)
+    assert result_of(report, test)["reason"] == "not run: memory"
+    assert report["reasons_against"] == ["no test ran"]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
+SOURCES = ("shared", "reference", "optimized", "conformance/adapters")
 
 
 def main() -> int:
@@ -46,7 +47,7 @@ def main() -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     elif options.device == "cuda":
         os.environ.pop("TRITON_INTERPRET", None)
-    folders = (f"{name}/src" for name in ("shared", "optimized", "conformance/adapters"))
+    folders = (f"{name}/src" for name in SOURCES)
     sys.path[:0] = [str(HERE), *(str(HERE.parents[1] / folder) for folder in folders)]
     from search import Search  # noqa: PLC0415 - what it imports asks the environment
     from subjects import SUBJECTS, ask  # noqa: PLC0415 - likewise

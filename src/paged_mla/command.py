@@ -77,7 +77,8 @@ INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h; Python's own, 1, is that of a 
 _STATUSES = """\
 Exit statuses: 0, nothing wrong was found; 1, something was, such as a broken rule or a failed test;
 2, a wrong command line, a file that cannot be read or written, or a package that is missing (in the
-suite 4, and 2 where it was ended from outside; 5, the backend cannot run here);
+suite 4, and 2 where it was ended from outside or the backend's module cannot be imported; 5, the
+backend cannot run here);
 70, an error of paged-mla itself, with its traceback; 130 and 141, ended by SIGINT or SIGPIPE."""
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from paged_mla_adapters.declared import peer
 from paged_mla_conformance.run.expected_failures import load_expected_failures
+from paged_mla_shared.errors import Unsupported
 
 FOLDER = Path(__file__).parents[1]
 NEEDS = {
@@ -52,8 +54,23 @@ def test_an_adapter_without_its_package_is_skipped(adapter: str):
         pytest.skip(f"{NEEDS[adapter]} is installed")
     done = ask(f"paged_mla_adapters.{adapter}")
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert f"SKIPPED: paged_mla_adapters.{adapter} cannot run here" in done.stderr
+    reason = f"the package {NEEDS[adapter]} is not installed"
+    if adapter == "flashmla:create":
+        reason = "the package vllm is not installed"  # which carries the library too
+    assert f"SKIPPED: paged_mla_adapters.{adapter} cannot run here: {reason}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_package_that_is_broken_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What it imports itself is not there: that is an error with its traceback."""
+    (tmp_path / "half_installed.py").write_text("import a_package_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_package_nobody_has"):
+        peer("half_installed")
+    with pytest.raises(Unsupported, match="package nobody_has is not installed, or has no "):
+        peer("nobody_has.here", "nobody_has.there")
 
 
 def test_the_page_names_every_adapter():

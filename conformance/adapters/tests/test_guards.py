@@ -26,7 +26,13 @@ def test_a_placed_tensor_is_a_copy(dtype: torch.dtype, stride: tuple[int, int] |
 
 @pytest.mark.parametrize(
     ("element", "where"),
-    [(-1, "in front of"), (-256, "in front of"), (10, "between"), (70, "behind"), (300, "behind")],
+    [
+        (-1, "before x"),
+        (-256, "before x"),
+        (10, "between the lines of x"),
+        (70, "behind x"),
+        (300, "behind x"),
+    ],
 )
 def test_a_write_beside_a_tensor_is_found(element: int, where: str):
     """The message counts bytes from the tensor's first one."""
@@ -37,8 +43,9 @@ def test_a_write_beside_a_tensor_is_found(element: int, where: str):
     guards.check()
     lost = bytes_of(placed).view(torch.float32)
     lost[256 + element] = 5.0
-    with pytest.raises(Overwritten, match=rf"x: byte {element * 4}, {where}.*; 3 more"):
-        guards.check()
+    said = rf"\[S-10\] attend: 4 bytes written {where}, first at byte {element * 4}: 255 became 0"
+    with pytest.raises(Overwritten, match=said):
+        guards.check("attend")
 
 
 def test_a_tensor_that_is_only_read_is_watched_too():
@@ -47,7 +54,7 @@ def test_a_tensor_that_is_only_read_is_watched_too():
     placed = guards.place("x", torch.zeros(4, dtype=torch.int32))
     guards.fill(7)
     placed[2] = 1
-    with pytest.raises(Overwritten, match="x: byte 8, of a tensor that is only read, was 0"):
+    with pytest.raises(Overwritten, match="the input x was changed in 1 byte, first at byte 8: 0"):
         guards.check()
     guards.fill(7)
     guards.check()
@@ -87,3 +94,30 @@ def test_what_cannot_be_placed():
         Guards("cpu").place("x", torch.ones(3, 2), stride=(0, 1))
     with pytest.raises(ValueError, match="margin"):
         Guards("cpu", margin=100)
+
+
+def test_a_new_tensor_is_watched_on_both_sides():
+    """Its own elements may be written; the bytes beside them are NaN from the start."""
+    guards = Guards("cpu", margin=256, filling=0xFF)
+    room = guards.empty("the output", (2, 3), torch.float32)
+    everything = bytes_of(room).view(torch.float32)
+    assert everything[:64].isnan().all()
+    assert everything[-64:].isnan().all()
+    room.fill_(1.0)
+    guards.check()
+    everything[:64] = 0
+    everything[-1] = 0
+    said = "256 bytes written before the output, .*; 4 bytes written behind the output"
+    with pytest.raises(Overwritten, match=said):
+        guards.check()
+
+
+def test_a_gap_of_a_written_tensor_may_not_be_written():
+    """Nor may a NaN that lies there become another NaN."""
+    guards = Guards("cpu", filling=0xFF)
+    placed = guards.place("x", torch.zeros(3, 2), stride=(4, 1), written=True)
+    placed.as_strided((3, 4), (4, 1))[0, 3] = torch.nan
+    with pytest.raises(
+        Overwritten, match="4 bytes written between the lines of x, first at byte 12"
+    ):
+        guards.check()

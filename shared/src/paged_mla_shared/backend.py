@@ -230,7 +230,10 @@ class Backend(Protocol):
         """What it claims."""
 
     def prepare(self, problem: Problem) -> Runner:
-        """Build a runner; raises ``InvalidArgument`` or ``Unsupported``."""
+        """Build a runner; raises ``InvalidArgument`` or ``Unsupported``.
+
+        It and every call of a runner may raise ``OutOfMemory``: the test is then not run.
+        """
 
 
 class BoundedBackend(Backend, Protocol):

@@ -1,4 +1,4 @@
-"""The two ways in which an implementation says no."""
+"""The ways in which an implementation says no."""
 
 from __future__ import annotations
 
@@ -33,4 +33,11 @@ class Unsupported(Exception):
     """A legal request outside what this implementation declares.
 
     A backend may raise it only for something its ``Capabilities`` do not list.
+    """
+
+
+class OutOfMemory(Exception):
+    """A legal request for which the device has too little memory at this time.
+
+    It is no answer, right or wrong: a test that ends with it was not run.
     """

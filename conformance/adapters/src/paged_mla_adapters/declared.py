@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.metadata
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -15,6 +17,35 @@ from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 FEATURES = frozenset({"padding", "replay", "strided_cache", "large_offsets", "explicit_slots"})
+
+
+def peer(*modules: str) -> ModuleType:
+    """Return the module of another project's kernel.
+
+    Parameters
+    ----------
+    *modules : str
+        Where its releases have it; the first that is there is taken.
+
+    Raises
+    ------
+    Unsupported
+        No release of the package is installed, or one that has it nowhere there.
+    ImportError
+        The package is there, and what it imports is not.
+    """
+    for name in modules:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):
+                raise
+    raise not_installed(modules[0].partition(".")[0], " or ".join(modules))
+
+
+def not_installed(package: str, what: str) -> Unsupported:
+    """Return the error of an adapter whose package is not there."""
+    return Unsupported(f"the package {package} is not installed, or has no {what}")
 
 
 def mode() -> str:

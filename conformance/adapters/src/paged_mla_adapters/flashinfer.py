@@ -6,14 +6,13 @@ lengths and is made anew for every call. The lse is in base 2, as engines take i
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from paged_mla_adapters.declared import FEATURES, capabilities, need_gpu, version_of
+from paged_mla_adapters.declared import FEATURES, capabilities, need_gpu, peer, version_of
 from paged_mla_adapters.kernel import Call, KernelBackend
 
 WORKSPACE_BYTES = 128 << 20  # where its documentation says to begin
@@ -29,16 +28,14 @@ def fa3() -> KernelBackend:
 
     Raises
     ------
-    ModuleNotFoundError
-        FlashInfer is not installed.
     Unsupported
-        There is no GPU that it runs on.
+        FlashInfer is not installed, or there is no GPU that it runs on.
     """
     return _backend("fa3", 9)
 
 
 def _backend(name: str, *majors: int) -> KernelBackend:
-    mla = importlib.import_module("flashinfer.mla")
+    mla = peer("flashinfer.mla")
     need_gpu(f"FlashInfer's {name}", *majors)
     return KernelBackend(
         name=f"flashinfer-{name}",
@@ -60,7 +57,7 @@ def attend(
     """Plan and launch it on buffers of NaN."""
     problem, device = call.problem, call.q.device
     dims, tokens = problem.dims, len(call.q)
-    workspace = torch.full((workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)  # NaN
+    workspace = call.buffer("the workspace", (workspace_bytes,), torch.uint8, fill=0xFF)  # NaN
     wrapper = mla.BatchMLAPagedAttentionWrapper(workspace, backend=backend)
     pages = -(-call.seq_lens // problem.block_size)
     entry = torch.arange(call.block_table.shape[1], device=device)
@@ -82,7 +79,7 @@ def attend(
         lse_mode="base2",
     )
     shape = (tokens, dims.num_heads, dims.kv_lora_rank)
-    out = torch.full(shape, torch.nan, dtype=call.q.dtype, device=device)
-    lse = torch.full(shape[:2], torch.nan, device=device)
+    out = call.buffer("the output", shape, call.q.dtype)
+    lse = call.buffer("the lse", shape[:2])
     wrapper.run(query=call.q, kv_cache=call.cache, out=out, lse=lse, return_lse=True)
     return out, lse

@@ -6,15 +6,15 @@ vLLM has to be there. Its schedule depends on the lengths and is made anew for e
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from paged_mla_adapters.declared import capabilities, need_gpu, version_of
+from paged_mla_adapters.declared import capabilities, need_gpu, not_installed, peer, version_of
 from paged_mla_adapters.kernel import Call, KernelBackend
+from paged_mla_shared.errors import Unsupported
 
 BINARY = "vllm/_flashmla_C.abi3.so"
 
@@ -27,10 +27,8 @@ def create() -> KernelBackend:
 
     Raises
     ------
-    ModuleNotFoundError
-        Neither the package nor vLLM's library is on the path.
     Unsupported
-        There is no Hopper GPU.
+        Neither the package nor vLLM's library is on the path, or there is no Hopper GPU.
     """
     launch, version = _from_package() or _from_vllm()
     need_gpu("FlashMLA's dense decode", 9)
@@ -55,8 +53,8 @@ def create() -> KernelBackend:
 
 def _from_package() -> tuple[Launch, str] | None:
     try:
-        package = importlib.import_module("flash_mla")
-    except ModuleNotFoundError:
+        package = peer("flash_mla")
+    except Unsupported:
         return None
 
     def launch(call: Call, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,10 +102,10 @@ def library_of_vllm(binary: str) -> Path:
 
     Raises
     ------
-    ModuleNotFoundError
+    Unsupported
         It is not there.
     """
     found = [path for entry in sys.path if (path := Path(entry) / binary).exists()]
     if not found:
-        raise ModuleNotFoundError(f"{binary} is not installed", name="flash_mla")
+        raise not_installed("vllm", binary)
     return found[0]

@@ -24,10 +24,8 @@ def create() -> KernelBackend:
 
     Raises
     ------
-    ModuleNotFoundError
-        vLLM's library is not on the path.
     Unsupported
-        There is no Hopper GPU.
+        vLLM's library is not on the path, or there is no Hopper GPU.
     """
     path = library_of_vllm(BINARY)
     need_gpu("FlashMLA's dense FP8 decode", 9)

@@ -6,7 +6,7 @@ before they read; what such a run judges is the kernel's attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from paged_mla_adapters.arrays import DTYPES, to_numpy, to_torch
 from paged_mla_adapters.declared import mode
+from paged_mla_adapters.surroundings.calls import Room, surroundings
 from paged_mla_reference.rules.fp8 import quantize
 from paged_mla_reference.rules.positions import metadata
 from paged_mla_shared.backend import Capabilities
@@ -41,6 +42,8 @@ class Call:
     block_table : int32 [N, M]
     seq_lens : int32 [N]
         0 for rows that pad the step.
+    room : callable
+        What :meth:`buffer` gets memory from.
     """
 
     problem: Problem
@@ -49,6 +52,28 @@ class Call:
     cu_seqlens_q: torch.Tensor
     block_table: torch.Tensor
     seq_lens: torch.Tensor
+    room: Room
+
+    def buffer(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+        *,
+        fill: float = torch.nan,
+    ) -> torch.Tensor:
+        """Return a new tensor for an output or for scratch memory, with guard zones around it.
+
+        Parameters
+        ----------
+        name : str
+            What an error calls it, as "the output".
+        shape : tuple of int
+        dtype : torch.dtype
+        fill : float
+            What lies in it before the launch.
+        """
+        return self.room(name, shape, dtype).fill_(fill)
 
 
 Kernel = Callable[[Call], tuple[torch.Tensor, torch.Tensor]]  # out [T, H, R], lse [T, H]
@@ -75,8 +100,11 @@ class KernelBackend:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes free for one cache."""
-        return int(torch.cuda.mem_get_info()[0]) if self.mode == "gpu" else 1 << 30
+        """Bytes free for one cache, once what earlier calls left is given back."""
+        if self.mode == "gpu":
+            torch.cuda.empty_cache()
+            return int(torch.cuda.mem_get_info()[0])
+        return 1 << 30
 
     def prepare(self, problem: Problem) -> KernelRunner:
         """Build a runner; raises ``Unsupported``."""
@@ -95,13 +123,14 @@ class KernelRunner:
         self._kernel = kernel
         self._device = device
         self._mixed = mixed
+        self._surroundings = surroundings(device)
         self._storage = torch.zeros(0, dtype=torch.uint8, device=device)
 
     def load_cache(self, image: CacheImage) -> None:
         """Fill the cache with the image's poison, then its live blocks."""
         layout = image.layout
         self._storage = torch.empty(0, dtype=torch.uint8, device=self._device)  # no room for two
-        storage = torch.empty(layout.storage_bytes, dtype=torch.uint8, device=self._device)
+        storage = self._surroundings.cache(layout.storage_bytes)
         storage.view(-1, len(image.poison)).copy_(self._tensor(image.poison))
         blocks = storage.view(layout.num_blocks, -1)
         blocks[self._tensor(image.block_ids)] = self._tensor(image.blocks)
@@ -126,8 +155,13 @@ class KernelRunner:
             rows = quantize(
                 rows.astype(np.float32), np.array(self._problem.cache_scale, np.float32)
             )
-        at = self._tensor(slots[written])
-        self._cache()[at // layout.block_size, at % layout.block_size] = self._tensor(rows)
+
+        def launch(given: Mapping[str, torch.Tensor], _room: Room) -> None:
+            at = given["slots"]
+            self._cache()[at // layout.block_size, at % layout.block_size] = given["rows"]
+
+        inputs = {"slots": self._tensor(slots[written]), "rows": self._tensor(rows)}
+        self._surroundings.run("append", launch, inputs, by_torch=True)
 
     def attend(self, batch: Batch) -> Output:
         """Launch the kernel on the rows of the batch, then on rows of padded tokens."""
@@ -142,16 +176,22 @@ class KernelRunner:
         q = np.concatenate([batch.q_nope, batch.q_pe], axis=-1)
         q = np.concatenate([q, np.zeros((int(lens.sum()) - tokens, *q.shape[1:]), q.dtype)])
         cache = self._cache()
-        call = Call(
-            problem=self._problem,
-            q=self._tensor(q),
-            cache=cache.view(torch.float8_e4m3fn) if self._is_fp8 else cache,
-            cu_seqlens_q=self._tensor(np.pad(lens.cumsum(), (1, 0)).astype(np.int32)),
-            block_table=self._tensor(np.pad(batch.block_table[rows], ((0, padded), (0, 0)))),
-            seq_lens=self._tensor(np.pad(batch.seq_lens[rows], (0, padded))),
-        )
-        with np.errstate(all="ignore"):  # the interpreter would warn of lanes that kernels mask
-            out, lse = self._kernel(call)
+        cache = cache.view(torch.float8_e4m3fn) if self._is_fp8 else cache
+
+        def launch(
+            given: Mapping[str, torch.Tensor], room: Room
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            call = Call(problem=self._problem, cache=cache, room=room, **given)
+            with np.errstate(all="ignore"):  # the interpreter would warn of lanes that kernels mask
+                return self._kernel(call)
+
+        inputs = {
+            "q": self._tensor(q),
+            "cu_seqlens_q": self._tensor(np.pad(lens.cumsum(), (1, 0)).astype(np.int32)),
+            "block_table": self._tensor(np.pad(batch.block_table[rows], ((0, padded), (0, 0)))),
+            "seq_lens": self._tensor(np.pad(batch.seq_lens[rows], (0, padded))),
+        }
+        out, lse = self._surroundings.run("attend", launch, inputs)
         return Output(to_numpy(out[:tokens]), to_numpy(lse[:tokens]))
 
     def _rows(self, batch: Batch) -> tuple[NDArray[np.bool_], int]:

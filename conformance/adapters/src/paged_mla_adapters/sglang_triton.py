@@ -12,7 +12,6 @@ what the adapter answers.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +21,7 @@ import torch
 from paged_mla_adapters.declared import (
     FEATURES,
     capabilities,
+    peer,
     triton_dtypes,
     triton_formats,
     version_of,
@@ -36,8 +36,8 @@ MODULES = (
 
 
 def create() -> KernelBackend:
-    """Return the kernel as a backend."""
-    module, dtypes = _module(), triton_dtypes()
+    """Return the kernel as a backend; raises ``Unsupported`` without SGLang or a device."""
+    module, dtypes = peer(*MODULES), triton_dtypes()
     kernel = SglangDecode(module)
     return KernelBackend(
         name="sglang-triton",
@@ -51,15 +51,6 @@ def create() -> KernelBackend:
             features=FEATURES if kernel.takes_pages else FEATURES - {"strided_cache"},
         ),
     )
-
-
-def _module() -> ModuleType:
-    for name in MODULES[:-1]:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue  # an older release
-    return importlib.import_module(MODULES[-1])
 
 
 class SglangDecode:
@@ -89,9 +80,9 @@ class SglangDecode:
         keys, page_size = call.cache.unsqueeze(2), call.problem.block_size
         if call.cache.is_contiguous():
             keys, page_size = keys.flatten(0, 1), 1  # as SGLang's own pool
-        out = torch.full((rows, heads, rank), torch.nan, dtype=call.q.dtype, device=device)
-        partial = torch.full((rows, heads, SPLITS, rank), torch.nan, device=device)
-        lse = torch.full((rows, heads, SPLITS), -torch.inf, device=device)
+        out = call.buffer("the output", (rows, heads, rank), call.q.dtype)
+        partial = call.buffer("the splits' outputs", (rows, heads, SPLITS, rank))
+        lse = call.buffer("the splits' lse", (rows, heads, SPLITS), fill=-torch.inf)
         splits = torch.full((rows,), SPLITS, dtype=torch.int32, device=device)
         scale = call.problem.cache_scale if call.cache.dtype is torch.float8_e4m3fn else 1.0
         options = {"k_scale": scale, "v_scale": scale, "has_mla": True, "page_size": page_size}

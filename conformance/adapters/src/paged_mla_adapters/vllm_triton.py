@@ -8,7 +8,6 @@ dtype (``v1/attention/backends/mla/triton_mla.py`` in 0.33).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 
 from paged_mla_adapters.declared import (
     capabilities,
+    peer,
     triton_dtypes,
     triton_formats,
     version_of,
@@ -29,8 +29,8 @@ SPLITS = 4  # the engine's own choice is 1 below 1024 tokens, which would leave 
 
 
 def create() -> KernelBackend:
-    """Return the kernel as a backend."""
-    module, dtypes = importlib.import_module(MODULE), triton_dtypes()
+    """Return the kernel as a backend; raises ``Unsupported`` without vLLM or a device."""
+    module, dtypes = peer(MODULE), triton_dtypes()
     return KernelBackend(
         name="vllm-triton",
         version=version_of("vllm", Path(str(module.__file__))),
@@ -47,9 +47,9 @@ def attend(launch: Callable[..., Any], call: Call) -> tuple[torch.Tensor, torch.
     """Launch it on buffers of NaN."""
     rows, heads, _ = call.q.shape
     rank, device = call.problem.dims.kv_lora_rank, call.q.device
-    logits = torch.full((rows, heads, SPLITS, rank + 1), torch.nan, device=device)
-    out = torch.full((rows, heads, rank), torch.nan, dtype=call.q.dtype, device=device)
-    lse = torch.full((rows, heads), torch.nan, device=device)
+    logits = call.buffer("the splits' answers", (rows, heads, SPLITS, rank + 1))
+    out = call.buffer("the output", (rows, heads, rank), call.q.dtype)
+    lse = call.buffer("the lse", (rows, heads))
     keys = call.cache.unsqueeze(2)
     scale = torch.tensor(call.problem.cache_scale, device=device)
     launch(

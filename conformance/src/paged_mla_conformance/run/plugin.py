@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import traceback
 from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -21,12 +22,14 @@ from paged_mla_conformance.run.outcomes import CHECKS, EVERY, EXPECTED, TRIAL, W
 from paged_mla_conformance.run.quick.collected import QUICK, quick_choice
 from paged_mla_conformance.run.quick.keys import key_of_param
 from paged_mla_conformance.run.quick.table import load_table
+from paged_mla_conformance.run.status import BROKEN_BACKEND
 from paged_mla_conformance.runners.profile import STRICT, load_profile
 from paged_mla_conformance.runners.profile_adapter import adapted
 from paged_mla_conformance.runners.protocol_guard import GuardedBackend, counted_warnings
 from paged_mla_conformance.runners.recording_runner import RecordingBackend
 from paged_mla_conformance.suite.selection.core import ALL_DTYPES, CORE, Run
 from paged_mla_conformance.suite.selection.items import (
+    NOT_RUN,
     RUN,
     is_without_parameter,
     skip_if,
@@ -45,7 +48,7 @@ from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.tolerance.compare import Check
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.dims import PRESETS
-from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.errors import OutOfMemory, Unsupported
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,11 +106,12 @@ def load_backend(name: str) -> Backend:
     Raises
     ------
     pytest.UsageError
-        The name is malformed, its module cannot be imported, its factory is missing or raises, or
-        what it makes is no backend.
+        The name is malformed, its module is not there, its factory is missing or raises, or what it
+        makes is no backend.
     pytest.exit.Exception
-        A package that the module needs is not installed, or the factory raised ``Unsupported``:
-        this machine has nothing to ask. Status 5, as for a run without tests.
+        The factory raised ``Unsupported``: this machine has nothing to ask. Status 5, as for a run
+        without tests. Or the module, or something that it imports, cannot be imported: status 2,
+        with the traceback.
     """
     module_name, _, factory = name.partition(":")
     if not module_name or not factory:
@@ -122,15 +126,27 @@ def load_backend(name: str) -> Backend:
         return check_backend(name, make())
     except pytest.UsageError:
         raise
-    except (ModuleNotFoundError, Unsupported) as error:
-        if f"{module_name}.".startswith(f"{getattr(error, 'name', None)}."):
-            hint = "install it, or run in the folder that holds it"
-            raise pytest.UsageError(f"--backend {name}: {error}; {hint}") from error
+    except Unsupported as error:
         reason = f"SKIPPED: {name} cannot run here: {error}"
         pytest.exit(reason, returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
+    except ImportError as error:
+        if f"{module_name}.".startswith(f"{error.name}.") and error.path is None:
+            hint = "install it, or run in the folder that holds it"
+            raise pytest.UsageError(f"--backend {name}: {error}; {hint}") from error
+        reason = f"--backend {name} cannot be imported: {error}\n{_traceback_of(error)}"
+        pytest.exit(reason, returncode=BROKEN_BACKEND)
     except BaseException as error:  # SystemExit and pytest's own would end the run without a word
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise pytest.UsageError(f"--backend {name} raised {said}") from error
+
+
+def _traceback_of(error: ImportError) -> str:
+    """Return the traceback of a backend's error, from the backend's own first line on."""
+    ours = {__file__, importlib.__file__}
+    told = traceback.TracebackException.from_exception(error)
+    theirs = (f for f in told.stack if f.filename not in ours and "<frozen " not in f.filename)
+    told.stack = traceback.StackSummary.from_list([*theirs])
+    return "".join(told.format()).rstrip()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -252,6 +268,15 @@ def trace_trial(request: pytest.FixtureRequest, mla_run: Run) -> TraceTrial:
     trial = TraceTrial(mla_run.backend, param.scenario, mla_run.dims, param.dtype, param.note)
     request.node.stash[TRIAL] = trial
     return trial
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Skip what the device has too little memory for: it is no answer, and it is counted."""
+    try:
+        return (yield)
+    except OutOfMemory:
+        skip_if(item, NOT_RUN)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.backend import OPERATIONS, Backend, BoundedBackend, Runner
+from paged_mla_shared.errors import OutOfMemory
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.operation import Operation
 from paged_mla_shared.problem import Batch, Problem
@@ -178,6 +179,8 @@ def _watched(call: str, inputs: Arrays, warned: Counter[str]) -> Iterator[None]:
             raise ProtocolBroken(
                 f"backend raised {type(error).__name__} ({error}) in {call}"
             ) from error
+        if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+            raise OutOfMemory(str(error)) from error  # torch's and CuPy's: the suite has neither
         error.add_note(f"backend raised {type(error).__name__} in {call}{_hint(error)}")
         raise
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hypothesis import Phase, assume, settings
+from hypothesis import Phase, assume, reject, settings
 from hypothesis import seed as use_seed
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -32,6 +32,7 @@ from paged_mla_reference.simulator.table import schedule_table
 from paged_mla_reference.simulator.trace import Recorder
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.errors import OutOfMemory
 
 FAILURES = (TraceMismatch, TraceCrash, Violation)
 REPLAY_FILE = "failing-schedule.json"
@@ -152,6 +153,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.audit.check_step(step, lay_out(step.rows))
             for recorded in self.recorder.record(step):
                 self.trial.check_step(recorded)
+        except OutOfMemory:
+            self.failed = True  # and so is not run to its end
+            reject()
         except FAILURES as failure:
             self.failed = True
             path = self.folder / REPLAY_FILE

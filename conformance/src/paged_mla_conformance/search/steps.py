@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, reject, settings
 from hypothesis import seed as use_seed
 from hypothesis import strategies as st
 
@@ -14,6 +14,7 @@ from paged_mla_conformance.suite.selection.params import unmet_by_case
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases.case import Case, Row, TableTail, Tree
 from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.errors import OutOfMemory
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 REPLAY_FILE = "failing-case.json"
@@ -114,6 +115,8 @@ def search_cases(
         assume(not unmet_by_case(capabilities, case, dims, dtype, ASKED))
         try:
             check_case(backend, case, dims, dtype)
+        except OutOfMemory:
+            reject()  # it was not run
         except Exception as failure:
             path = folder / REPLAY_FILE
             save_case(case, dtype, path)

@@ -18,6 +18,7 @@ from paged_mla_reference.simulator.generated import generated
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import Case
 from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.errors import OutOfMemory
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Sweep:
         Cases of production's sizes that were asked.
     undeclared : int
         Numbers that the backend was not asked, as they need what it does not declare.
+    without_memory : int
+        Numbers that were not run to their end, as the device had too little memory.
     failures : dict of str to str
         By "schedule N" or "production case N".
     coverage : Coverage
@@ -45,6 +48,7 @@ class Sweep:
     tokens: int = 0
     cases: int = 0
     undeclared: int = 0
+    without_memory: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     coverage: Coverage = field(default_factory=Coverage)
     sizes: Counter[Size] = field(default_factory=Counter)
@@ -61,6 +65,9 @@ class Sweep:
             trial.check()
         except (TraceMismatch, TraceCrash) as failure:
             self.failures[f"schedule {seed}"] = str(failure)
+        except OutOfMemory:
+            self.without_memory += 1
+            return
         self.schedules += 1
         self.steps += trial.steps
         self.tokens += trial.tokens
@@ -91,6 +98,8 @@ class Sweep:
                 return ""
             try:
                 check_case(backend, tried, dims, dtype)
+            except OutOfMemory:
+                self.without_memory += tried is case
             except Exception as error:  # a backend may raise anything
                 return f"{type(error).__name__}: {error}"
             return ""
@@ -104,7 +113,7 @@ class Sweep:
 
     def add(self, other: Sweep) -> None:
         """Add what another process asked."""
-        for name in ("schedules", "steps", "tokens", "cases", "undeclared"):
+        for name in ("schedules", "steps", "tokens", "cases", "undeclared", "without_memory"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.failures |= other.failures
         self.coverage.add(other.coverage)
@@ -129,4 +138,6 @@ class Sweep:
             said.append(f"{missing} of {len(Size)} size classes not reached")
         if self.undeclared:
             said.append(f"{self.undeclared} not asked, as they need what is not declared")
+        if self.without_memory:
+            said.append(f"{self.without_memory} not run: memory")
         return ", ".join([*said, f"{len(self.failures)} failures"])

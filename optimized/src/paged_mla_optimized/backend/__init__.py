@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from paged_mla_optimized.backend.eager import EagerRunner
+from paged_mla_optimized.backend.places import OwnAllocations, PlacesOf
 from paged_mla_optimized.config.arguments import check_at_least, check_scale
 from paged_mla_optimized.config.attention import MASKS, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
@@ -61,6 +62,8 @@ class TritonBackend:
         Ops and features that are not declared.
     checks_values : bool
         Whether runners hold the values of a step against the rules before it is planned.
+    places_of : callable
+        Where the tensors of each runner lie.
     """
 
     mode: str
@@ -71,6 +74,7 @@ class TritonBackend:
     runner: type[EagerRunner] = EagerRunner
     left_out: frozenset[str] = frozenset()
     checks_values: bool = True
+    places_of: PlacesOf = OwnAllocations
 
     @property
     def memory_bytes(self) -> int:
@@ -116,7 +120,8 @@ class TritonBackend:
         config = _config(problem, self.settings)
         if unmet := self.capabilities.unmet(problem, (), ()):
             raise Unsupported("; ".join(unmet))
-        runner = self.runner(problem, config, "cuda" if self.mode == "gpu" else "cpu")
+        device = "cuda" if self.mode == "gpu" else "cpu"
+        runner = self.runner(problem, config, device, self.places_of)
         runner.checks_values = self.checks_values
         return runner
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from paged_mla_optimized.backend.eager import EagerRunner
+from paged_mla_optimized.backend.places import OwnAllocations, PlacesOf
 from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 from paged_mla_shared.problem import Problem
@@ -18,8 +19,14 @@ _MAX_GRAPHS = 64  # of one call, for as many kinds of shapes: schedules have mor
 class CompiledRunner(EagerRunner):
     """Plans in every graph, so that append and attend get their plan from an op before them."""
 
-    def __init__(self, problem: Problem, config: MlaConfig, device: str) -> None:
-        super().__init__(problem, config, device)
+    def __init__(
+        self,
+        problem: Problem,
+        config: MlaConfig,
+        device: str,
+        places_of: PlacesOf = OwnAllocations,
+    ) -> None:
+        super().__init__(problem, config, device, places_of)
         torch.compiler.reset()  # graphs hold for one instance: those of others only count
 
     def _plan(self, tensors: dict[str, torch.Tensor]) -> None:

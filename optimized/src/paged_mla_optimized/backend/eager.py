@@ -13,6 +13,7 @@ from paged_mla_optimized.api.layer import MlaLayer
 from paged_mla_optimized.api.paged_mla import PagedMla
 from paged_mla_optimized.api.prefill import Prefill
 from paged_mla_optimized.backend.memory import Memory
+from paged_mla_optimized.backend.places import OwnAllocations, PlacesOf
 from paged_mla_optimized.config.arguments import check_scale
 from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.config.layer import LayerConfig
@@ -33,6 +34,14 @@ from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 class EagerRunner(Runner):
     """See :class:`paged_mla_shared.backend.Runner`. Subclasses launch otherwise.
 
+    Parameters
+    ----------
+    problem : Problem
+    config : MlaConfig
+    device : str
+    places_of : callable
+        Where the tensors of this runner lie.
+
     Attributes
     ----------
     checks_values : bool
@@ -41,10 +50,17 @@ class EagerRunner(Runner):
 
     checks_values = True
 
-    def __init__(self, problem: Problem, config: MlaConfig, device: str) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        config: MlaConfig,
+        device: str,
+        places_of: PlacesOf = OwnAllocations,
+    ) -> None:
         self._problem = problem
         self._mla = self._instance(config, device)
-        self._memory = Memory(problem, self._mla.device)
+        self._places = places_of(self._mla.device)
+        self._memory = Memory(problem, self._mla.device, self._places)
         self._cache = self._memory.cache
         self._planned: Batch | None = None
         self._tensors: dict[str, torch.Tensor] = {}
@@ -76,7 +92,7 @@ class EagerRunner(Runner):
         """Attend into buffers full of NaN, so that what is left unwritten shows."""
         tensors = self._prepare(batch)
         q_nope = tensors["q_nope"]
-        out, lse = _unwritten(q_nope, q_nope.shape[2])
+        out, lse = self._unwritten(q_nope, q_nope.shape[2])
         self._attend(tensors, out, lse)
         return Output(to_numpy(out), to_numpy(lse))
 
@@ -92,17 +108,20 @@ class EagerRunner(Runner):
             checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
             if not (lse < torch.inf).all():
                 raise InvalidArgument("lse", "NaN or +inf", "finite values, and -inf for no key")
-        out, lse = merge_partials(torch.stack(outs), torch.stack(lses))
+        place = self._places.input
+        out, lse = merge_partials(
+            place("partials' out", torch.stack(outs)), place("partials' lse", torch.stack(lses))
+        )
         return Output(to_numpy(out), to_numpy(lse))
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
         """Read every row's cached latents and keys, row after row."""
         self._prepare(batch)
-        config, device = self._mla.config, self._mla.device
+        config = self._mla.config
         keys = int(self._mla.cu_seqlens_k[-1])  # those of legal rows
         ckv, k_pe = (
-            torch.empty(keys, width, dtype=config.dtype, device=device)
-            for width in (config.kv_lora_rank, config.qk_rope_head_dim)
+            self._places.room(f"the gathered {name}", (keys, width), config.dtype)
+            for name, width in (("ckv", config.kv_lora_rank), ("k_pe", config.qk_rope_head_dim))
         )
         self._mla.gather_context(self._cache, ckv, k_pe)
         return to_numpy(ckv), to_numpy(k_pe)
@@ -121,14 +140,13 @@ class EagerRunner(Runner):
 
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to materialized heads, into buffers full of NaN."""
-        device = self._mla.device
         tensors = {
-            name: to_torch(name, array, device)
+            name: self._placed(name, array)
             for name, array in vars(batch).items()
             if isinstance(array, np.ndarray)
         }
         lengths = [tensors.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k")]
-        out, lse = _unwritten(tensors["q_nope"], self._problem.dims.v_head_dim)
+        out, lse = self._unwritten(tensors["q_nope"], self._problem.dims.v_head_dim)
         prefill = self._prefill_of(batch.causal)
         num_tokens, config = batch.num_tokens, self._mla.config
         checks.check_capacity(
@@ -147,7 +165,7 @@ class EagerRunner(Runner):
         """Append and attend, between a layer's projections, into buffers full of NaN."""
         config, device, dims = self._mla.config, self._mla.device, self._problem.dims
         step = batch.step
-        tensors = {name: to_torch(name, array, device) for name, array in batch.arrays.items()}
+        tensors = {name: self._placed(name, array) for name, array in batch.arrays.items()}
         lengths = (tensors["cu_seqlens_q"], tensors["seq_lens"], tensors["block_table"])
         slots, mask = tensors.get("slot_mapping"), tensors.get("mask")
         num_tokens = step.num_tokens
@@ -158,7 +176,7 @@ class EagerRunner(Runner):
             tensors["kv_b_proj"], dims.num_heads, dims.qk_nope_head_dim
         )
         q_nope, q_pe = tensors["q_nope"], tensors["q_pe"]
-        out, lse = _unwritten(q_nope, dims.v_head_dim)
+        out, lse = self._unwritten(q_nope, dims.v_head_dim)
         layer = self._layer_of(batch.workspace)
         layer.plan(
             MlaStep(
@@ -222,7 +240,7 @@ class EagerRunner(Runner):
             return self._tensors
         device, config = self._mla.device, self._mla.config
         tensors = {
-            name: to_torch(name, array, device)
+            name: self._placed(name, array)
             for name, array in vars(batch).items()
             if array is not None
         }
@@ -233,6 +251,16 @@ class EagerRunner(Runner):
         self._plan(tensors)
         self._planned, self._tensors = batch, tensors
         return tensors
+
+    def _placed(self, name: str, array: NDArray[Any]) -> torch.Tensor:
+        """Return an array as an input of kernels."""
+        return self._places.input(name, to_torch(name, array, self._mla.device))
+
+    def _unwritten(self, q: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return room full of NaN for the answer to queries [T, H, ..]: out [T, H, width], lse."""
+        lines = tuple(q.shape[:2])
+        out = self._places.room("the output", (*lines, width), q.dtype).fill_(torch.nan)
+        return out, self._places.room("the lse", lines, torch.float32).fill_(torch.nan)
 
     def _check_values(self, tensors: dict[str, torch.Tensor], num_tokens: int) -> None:
         """Hold the values of a step against the rules, unless the runner is an unchecked one."""
@@ -279,10 +307,3 @@ class EagerRunner(Runner):
     ) -> None:
         """Write the answers of the planned step."""
         self._mla.attend(tensors["q_nope"], tensors["q_pe"], self._cache, out=out, lse=lse)
-
-
-def _unwritten(q: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return room for the answer to queries [T, H, ..], full of NaN: out [T, H, width] and lse."""
-    lines = q.shape[:2]
-    out = torch.full((*lines, width), torch.nan, dtype=q.dtype, device=q.device)
-    return out, torch.full(lines, torch.nan, device=q.device)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paged_mla_optimized.backend.eager import EagerRunner
+from paged_mla_optimized.backend.places import OwnAllocations, PlacesOf
 from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.serving.graph import GraphedStep
 from paged_mla_optimized.serving.inputs import Bucket, StepInputs, StepView
@@ -23,8 +24,14 @@ class GraphedRunner(EagerRunner):
     impossible number before it.
     """
 
-    def __init__(self, problem: Problem, config: MlaConfig, device: str) -> None:
-        super().__init__(problem, config, device)
+    def __init__(
+        self,
+        problem: Problem,
+        config: MlaConfig,
+        device: str,
+        places_of: PlacesOf = OwnAllocations,
+    ) -> None:
+        super().__init__(problem, config, device, places_of)
         tokens, rows, dtype = config.max_query_tokens, config.max_rows, config.dtype
         per_head = (tokens, config.num_heads)
         rank, rope_dim = config.kv_lora_rank, config.qk_rope_head_dim

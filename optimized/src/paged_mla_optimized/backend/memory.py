@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paged_mla_optimized.backend.places import Places
 from paged_mla_optimized.config.attention import TORCH_DTYPES
 from paged_mla_optimized.runtime.arrays import to_numpy, to_torch
 from paged_mla_optimized.tensors.latent_cache import ROW_DTYPES, LatentCache
@@ -24,16 +25,17 @@ class Memory:
         Views of the bytes.
     """
 
-    def __init__(self, problem: Problem, device: torch.device) -> None:
+    def __init__(self, problem: Problem, device: torch.device, places: Places) -> None:
         self._layout = layout = problem.layout
         blocks, stored = layout.num_blocks, layout.format
         scale_bytes = stored.scale_bytes(layout.block_size)
-        self._storage = torch.zeros(blocks, layout.block_stride, dtype=torch.uint8, device=device)
-        self._scales = torch.zeros(blocks, scale_bytes, dtype=torch.uint8, device=device)
-        scales, shape = None, stored.scale_shape(blocks, layout.block_size)
-        if shape is not None:
+        shape = (blocks, layout.block_stride)
+        self._storage = places.room("the cache", shape, torch.uint8).zero_()
+        self._scales = places.room("the scales", (blocks, scale_bytes), torch.uint8).zero_()
+        scales, of_scales = None, stored.scale_shape(blocks, layout.block_size)
+        if of_scales is not None:
             scales = torch.tensor(layout.scale, dtype=TORCH_DTYPES[SCALE_DTYPE], device=device)
-            scales = self._scales.view(scales.dtype).view(shape) if shape else scales
+            scales = self._scales.view(scales.dtype).view(of_scales) if of_scales else scales
         self.cache = LatentCache(stored.name, self._latents(), scales)
 
     def load(self, image: CacheImage) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
@@ -12,12 +12,14 @@ from zlib import crc32
 
 from paged_mla_conformance.run.reports.report import Report
 from paged_mla_conformance.run.reports.result import Result
-from paged_mla_conformance.run.status import NO_TESTS_COLLECTED, USAGE_ERROR
+from paged_mla_conformance.run.status import BROKEN_BACKEND, NO_TESTS_COLLECTED, USAGE_ERROR
 from paged_mla_conformance.run.subject import Subject
 from paged_mla_conformance.run.workers.progress import Progress
 from paged_mla_conformance.run.workers.worker import Worker, threads_of_each
 
 MOST_REPLACED = 5  # processes, before a backend is given up
+_ANSWERS_A_PROCESS = 10  # tests that ran, which allow one process more
+_REPEATS_A_PROCESS = 4  # processes lost for a cause that is known, which count as one
 _TICK = 0.2  # seconds between two looks at the clock
 _PATIENCE = 5.0  # seconds for a process to end by itself
 _LOADING = "while the backend was loaded"
@@ -29,7 +31,8 @@ class Refused(Exception):
     Parameters
     ----------
     status : int
-        Pytest's: 4 for a wrong command line or backend, 5 where it cannot run here.
+        Pytest's: 4 for a wrong command line or backend, 5 where it cannot run here, and 2 where its
+        module cannot be imported.
     message : str
     """
 
@@ -76,8 +79,12 @@ class Scheduler:
     """Hands out the tests one by one.
 
     A process that ends or takes too long fails the test it had in hand; another one takes its place
-    and goes on with the next. Tests of huge caches all go to one process: side by side on a device,
-    each would take the memory that another one found free.
+    and goes on with the next. A backend is given up where one process after the other is lost and
+    no test is answered between, or where many are, for the number of answers. Tests of one group
+    that end in one way have one cause, which counts once; its repetitions count little.
+
+    Tests of huge caches all go to one process: side by side on a device, each would take the memory
+    that another one found free.
 
     Parameters
     ----------
@@ -117,7 +124,9 @@ class Scheduler:
         self._huge: deque[int] = deque()
         self._keeper: Worker | None = None  # of the huge ones
         self._maxfail = 0
-        self._replaced = 0
+        self._lost_in_a_row = 0  # processes, since a test was answered
+        self._lost: Counter[tuple[str, str]] = Counter()  # processes, by group and by how
+        self._answers = 0  # tests that ran and left their process as it was
 
     def run(self) -> None:
         """Ask everything.
@@ -201,8 +210,11 @@ class Scheduler:
         self._add(found)
         if lost:
             self._remove(worker)
-            self._replace()
+            self._replace(found.group, "lost its device")
         else:
+            if found.outcome != "skipped":
+                self._lost_in_a_row = 0
+                self._answers += 1
             self._hand_out(worker)
 
     def _ended(self, worker: Worker, *, status: int) -> None:
@@ -212,18 +224,23 @@ class Scheduler:
         if worker.dismissed:
             return
         if not self._tests and status in {
+            BROKEN_BACKEND,
             USAGE_ERROR,
             NO_TESTS_COLLECTED,
         }:
             raise Refused(status, _refusal(said))
-        self._give_up(f"pytest stopped with status {status}: {said}".rstrip(": "))
+        stopped = f"pytest stopped with status {status}: {said}".rstrip(": ")
+        if worker.collected:
+            self._give_up(stopped)
+        else:
+            self._not_loaded(stopped)
 
     def _died(self, worker: Worker) -> None:
         how = self._remove(worker, patience=_PATIENCE)
         if worker.test is not None:
             self._fail(worker, "died", f"the process {how} during this test")
         elif not worker.collected:
-            self._give_up(f"the process {how} {_LOADING}\n{worker.said()}".strip())
+            self._not_loaded(f"the process {how} {_LOADING}\n{worker.said()}".strip())
 
     def _timed_out(self, worker: Worker) -> None:
         limit = f"{self._report.time_limit:g} s"
@@ -232,7 +249,16 @@ class Scheduler:
         if worker.test is not None:
             self._fail(worker, "timed-out", f"no answer after {limit} (--timeout)")
         elif not worker.dismissed:
-            self._give_up(f"the process took more than {limit} {_LOADING}\n{worker.said()}".strip())
+            self._not_loaded(
+                f"the process took more than {limit} {_LOADING}\n{worker.said()}".strip()
+            )
+
+    def _not_loaded(self, how: str) -> None:
+        """Let another process try, if one could load the backend before: a fault may outlast it."""
+        if self._tests:
+            self._replace("loading", how)
+        else:
+            self._give_up(how)
 
     def _fail(self, worker: Worker, end: str, message: str) -> None:
         """Count the test that a process had in hand as failed, and go on without the process."""
@@ -240,7 +266,7 @@ class Scheduler:
         test, took = self._tests[worker.test], time.monotonic() - worker.since
         message = f"{message}\n{worker.said()}".strip()
         self._add(replace(test, end=end, message=message, ms=round(took * 1e3, 3)))
-        self._replace()
+        self._replace(test.group, end)
 
     def _add(self, result: Result) -> None:
         results = self._report.results
@@ -264,13 +290,18 @@ class Scheduler:
             self._keeper = None
         return worker.stop(patience)
 
-    def _replace(self) -> None:
+    def _replace(self, group: str, how: str) -> None:
         """Start a process for one that is gone, if there is anything left to ask."""
         if not self._queue and not self._huge:
             return
-        self._replaced += 1
-        if self._replaced > MOST_REPLACED:
-            self._give_up(f"gave up after {self._replaced} processes that ended or hung")
+        self._lost_in_a_row += 1
+        self._lost[group, how] += 1
+        causes, lost = len(self._lost), self._lost.total()
+        weight = causes + (lost - causes) // _REPEATS_A_PROCESS
+        allowed = MOST_REPLACED + self._answers // _ANSWERS_A_PROCESS
+        if self._lost_in_a_row > MOST_REPLACED or weight > allowed:
+            said = f"{lost} processes that ended or hung, for {causes} causes"
+            self._give_up(f"gave up after {said}, the last in {group}: {how}")
         else:
             self._start()
 
@@ -298,9 +329,15 @@ def _mixed(tests: Sequence[str], numbers: set[int]) -> list[int]:
 
 
 def _refusal(said: str) -> str:
-    """Return pytest's own word on why it did not start, without what stands around it."""
-    for line in reversed(said.splitlines()):
-        for prefix in ("ERROR: ", "Exit: ", "pytest.main(): error: "):
+    """Return pytest's own word on why it did not start, without what stands around it.
+
+    Behind what ended it, a traceback may follow.
+    """
+    lines = said.splitlines()
+    for number, line in reversed([*enumerate(lines)]):
+        if line.startswith("Exit: "):
+            return "\n".join([line.removeprefix("Exit: "), *lines[number + 1 :]])
+        for prefix in ("ERROR: ", "pytest.main(): error: "):
             if line.startswith(prefix):
                 return line.removeprefix(prefix)
     return said

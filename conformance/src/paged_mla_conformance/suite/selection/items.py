@@ -20,6 +20,8 @@ from paged_mla_shared.formats import format_of
 
 RUN = pytest.StashKey[Run]()
 SKIP = pytest.StashKey[Skip]()
+NOT_RUN = Skip("not run: memory")
+"""Of a test during which the backend raised ``OutOfMemory``."""
 
 
 def marker_of(item: pytest.Item) -> pytest.Mark:

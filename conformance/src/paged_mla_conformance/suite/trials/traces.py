@@ -20,7 +20,7 @@ from paged_mla_reference.tolerance import caches, compare
 from paged_mla_reference.tolerance.compare import Check, Mismatch
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.errors import InvalidArgument, OutOfMemory
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import poisoned_image
 from paged_mla_shared.problem import Batch, Mask, Output, Problem
@@ -140,6 +140,8 @@ class TraceTrial:
                 self._keep(check)
         except Mismatch as mismatch:
             raise TraceMismatch(self.trace, step, mismatch) from mismatch
+        except OutOfMemory:
+            raise  # the schedule was not run
         except Exception as error:
             raise TraceCrash(self.trace, step, error) from error
 

@@ -1,0 +1,1 @@
+"""Kernels that prepare the device for a call. They import Triton alone."""

@@ -1,0 +1,34 @@
+"""Shared memory full of NaN before a kernel is launched: what it left unwritten shows."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+_WAVES = 2  # of programs, each of which fills a multiprocessor: none is left out
+
+
+def fill_shared_memory(device: torch.device) -> None:
+    """Fill the shared memory of every multiprocessor with NaN, on the current stream.
+
+    On a CPU nothing is done, nor where Triton is not installed or the GPU is older than Ampere.
+    """
+    if device.type != "cuda" or not _can_fill(device):
+        return
+    from paged_mla_adapters.surroundings.kernels import (  # noqa: PLC0415 - it needs Triton
+        shared_memory as kernel,
+    )
+
+    properties: Any = torch.cuda.get_device_properties(device)
+    read = torch.empty(kernel.PIECE // 4, dtype=torch.int32, device=device)
+    pieces = properties.shared_memory_per_block_optin // kernel.PIECE
+    programs = (_WAVES * properties.multi_processor_count,)
+    kernel.fill_shared_memory[programs](read, pieces - 1, PIECES=pieces, num_warps=4)
+
+
+@cache
+def _can_fill(device: torch.device) -> bool:
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -1,0 +1,60 @@
+"""Inputs are poison until the stream of a call has slept; torch's streams are stood in for."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from paged_mla_adapters.surroundings import late_inputs as module
+
+
+@pytest.fixture
+def happened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return what is done to the device, in order."""
+    done: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.append("waited"))
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(module, "_stream_of", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda _: done.append("slept"))
+    return done
+
+
+GPU = SimpleNamespace(type="cuda")
+GIVEN = {"q": torch.ones(2), "seq_lens": torch.ones(2, dtype=torch.int32)}
+
+
+def copies() -> dict[str, torch.Tensor]:
+    """Return what a call would get."""
+    return {name: tensor.clone() for name, tensor in GIVEN.items()}
+
+
+def test_inputs_come_after_the_stream_slept(
+    happened: list[object], monkeypatch: pytest.MonkeyPatch
+):
+    """Before, a launch elsewhere reads NaN, and lengths of 0."""
+    placed = copies()
+
+    def sleep(_cycles: int) -> None:
+        happened.append([bool(placed["q"].isnan().all()), placed["seq_lens"].tolist()])
+
+    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
+    with module.late_inputs(placed, GIVEN, GPU):
+        happened.append([placed["q"].tolist(), placed["seq_lens"].tolist()])
+    assert happened == ["waited", [True, [0, 0]], [[1.0, 1.0], [1, 1]], "waited"]
+
+
+def test_the_device_is_waited_for_where_a_call_fails(happened: list[object]):
+    """Its memory is given to nobody else before."""
+    with pytest.raises(KeyError), module.late_inputs(copies(), GIVEN, GPU):
+        raise KeyError
+    assert happened[-1] == "waited"
+
+
+def test_a_cpu_has_no_streams(happened: list[object]):
+    """Nothing is done there."""
+    with module.late_inputs(copies(), GIVEN, torch.device("cpu")):
+        pass
+    assert happened == []

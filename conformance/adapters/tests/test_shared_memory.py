@@ -1,0 +1,50 @@
+"""The kernel that fills shared memory: compiled without a GPU, and seen to work on one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from paged_mla_adapters.surroundings.shared_memory import fill_shared_memory
+
+HOPPER_BYTES = 227 * 1024  # the most that a program gets on compute capability 9.0
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("Gluon has no interpreter", allow_module_level=True)
+triton = pytest.importorskip("triton")
+compiler = pytest.importorskip("triton.backends.compiler")
+gluon = pytest.importorskip("triton.experimental.gluon._runtime")
+reading_kernels = pytest.importorskip("reading_kernels")
+shared_memory = pytest.importorskip("paged_mla_adapters.surroundings.kernels.shared_memory")
+
+
+def test_it_writes_all_the_shared_memory_of_a_hopper_gpu():
+    """Compiled as for such a GPU, it takes everything, and the stores are still there."""
+    pieces = HOPPER_BYTES // shared_memory.PIECE
+    source = gluon.GluonASTSource(
+        shared_memory.fill_shared_memory,
+        {"read_ptr": "*i32", "at": "i32", "PIECES": "constexpr"},
+        {(2,): pieces},
+        {},
+    )
+    kernel = triton.compile(
+        source, target=compiler.GPUTarget("cuda", 90, 32), options={"num_warps": 4}
+    )
+    assert kernel.metadata.shared == HOPPER_BYTES
+    assert "stmatrix" in kernel.asm["ptx"] or "st.shared" in kernel.asm["ptx"]
+    assert kernel.asm["cubin"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_kernel_that_reads_what_it_did_not_write_gets_nan():
+    """On every multiprocessor: the reader runs on all of them, and takes all there is."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    properties = torch.cuda.get_device_properties(device)
+    pieces = properties.shared_memory_per_block_optin // 1024
+    read = torch.zeros(properties.multi_processor_count, dtype=torch.float32, device=device)
+    for at in (0, pieces // 2, pieces - 1):
+        fill_shared_memory(device)
+        reading_kernels.read_shared_memory[(len(read),)](read, at, PIECES=pieces, num_warps=4)
+        assert read.isnan().all()

@@ -1,0 +1,46 @@
+"""Backends for whose device steps of 9 heads are too large."""
+
+from __future__ import annotations
+
+from paged_mla_conformance.meta.mutants.backends import MutantBackend
+from paged_mla_reference.forwarding_runner import ForwardingRunner
+from paged_mla_shared.errors import OutOfMemory
+from paged_mla_shared.problem import Batch, Output
+
+
+class _Small(ForwardingRunner):
+    def attend(self, batch: Batch) -> Output:
+        """Attend, but to 9 heads."""
+        if self.problem.dims.num_heads == 9:
+            raise OutOfMemory("8 heads fit")
+        return self.inner.attend(batch)
+
+
+class OutOfMemoryError(RuntimeError):
+    """What libraries call theirs."""
+
+
+class _SmallInItsWords(ForwardingRunner):
+    def attend(self, batch: Batch) -> Output:
+        """Attend, but to 9 heads."""
+        if self.problem.dims.num_heads == 9:
+            raise OutOfMemoryError("8 heads fit")
+        return self.inner.attend(batch)
+
+
+class _Tiny(ForwardingRunner):
+    def attend(self, batch: Batch) -> Output:
+        """Attend to nothing."""
+        raise OutOfMemory(f"{batch.num_tokens} tokens do not fit")
+
+
+def everywhere() -> MutantBackend:
+    return MutantBackend(name="tiny", wrap=_Tiny)
+
+
+def create() -> MutantBackend:
+    return MutantBackend(name="small", wrap=_Small)
+
+
+def in_the_words_of_a_library() -> MutantBackend:
+    return MutantBackend(name="small", wrap=_SmallInItsWords)
