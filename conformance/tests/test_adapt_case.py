@@ -10,6 +10,7 @@ from paged_mla_conformance.runners.profile import load_profile
 from paged_mla_conformance.suite.selection.adapt_case import adapt_case, adapt_scenario, nearest_of
 from paged_mla_conformance.suite.selection.core import SUITE_GROUPS, Run
 from paged_mla_conformance.suite.selection.params import (
+    CaseParam,
     params_of_group,
     trace_params,
     why_skip,
@@ -53,6 +54,26 @@ def test_what_a_case_is_about_is_not_changed():
     """S-5: a case about nine heads is not asked with sixteen."""
     nine = next(case for case in GROUPS["decode"] if case.name == "h9")
     assert adapt_case(nine, TENSOR_CORES) == (nine, "")
+
+
+def test_a_kernel_with_a_scale_of_its_own_is_asked_every_case_at_it():
+    """S-5: no parameter tells the kernel a scale, and the oracle's is the kernel's own."""
+    own = replace(CAPABILITIES, softmax_scale=0.25)
+    run = run_of(own)
+    for group in GROUPS:
+        for param in params_of_group(run, group):
+            assert param.case.problem(run.dims, "float32").softmax_scale == 0.25
+    schedules = len(trace_params(run))  # they have the model's scale
+    assert asked(CAPABILITIES) - schedules <= asked(own) < asked(CAPABILITIES)
+
+
+def test_another_scale_than_the_kernels_own_is_not_asked():
+    """S-5: the reason names the scale."""
+    own = replace(CAPABILITIES, softmax_scale=0.25)
+    case = next(case for case in GROUPS["decode"] if case.softmax_scale is None)
+    skip = why_skip(run_of(own), CaseParam(case, "float32"), ("attend",))
+    assert skip is not None
+    assert "softmax_scale" in skip.reason
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 48, 256])

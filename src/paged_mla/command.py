@@ -48,6 +48,12 @@ SUBCOMMANDS = {
         "judge a backend; --quick takes less than a minute",
         *_SUITE,
     ),
+    "judge": Subcommand(
+        "paged_mla_adapters.judge.command",
+        "judge a kernel by its signature",
+        "conformance,optimized",
+        ("pytest", "jinja2", "torch"),
+    ),
     "explain": Subcommand(
         "paged_mla_reference.explain.command", "name the rule that a recorded step breaks"
     ),

@@ -50,6 +50,8 @@ class Capabilities:
     products : str
         One of :data:`PRODUCTS`. With the second, queries and weights may be rounded to 8 bits
         before they meet a cache of 8 bits, which has a wider budget.
+    softmax_scale : float or None
+        The one scale of a kernel that is told none; ``None`` takes that of each problem.
     """
 
     ops: frozenset[str] = field(default_factory=frozenset)
@@ -64,6 +66,7 @@ class Capabilities:
     prefill_dims: frozenset[tuple[int, int, int]] = field(default_factory=frozenset)
     max_query_len: int = 0
     products: str = "exact"
+    softmax_scale: float | None = None
 
     def unmet(self, problem: Problem, ops: Sequence[str], features: Sequence[str]) -> list[str]:
         """Return what `problem`, `ops` and `features` need beyond this, one phrase each."""
@@ -87,6 +90,8 @@ class Capabilities:
             head = (dims.qk_nope_head_dim, dims.qk_rope_head_dim, dims.v_head_dim)
             needs.append(("prefill of (N, P, V)", head, self.prefill_dims))
         needs += [("feature", feature, self.features) for feature in features]
+        if self.softmax_scale is not None:
+            needs.append(("softmax_scale", problem.softmax_scale, frozenset({self.softmax_scale})))
         return [f"{kind} {value} not declared" for kind, value, have in needs if value not in have]
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,14 +35,10 @@ def create() -> KernelBackend:
     launch, version = _from_package() or _from_vllm()
     need_gpu("FlashMLA's dense decode", 9)
 
-    def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = launch(call, call.q.view(len(call.seq_lens), -1, *call.q.shape[1:]))
-        return out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
-
     return KernelBackend(
         name="flashmla",
         version=version,
-        kernel=attend,
+        kernel=partial(by_tokens, launch),
         capabilities=capabilities(
             frozenset({"bfloat16", "float16"}),
             block_sizes=(64,),
@@ -57,9 +55,18 @@ def _from_package() -> tuple[Launch, str] | None:
     except Unsupported:
         return None
 
+    return by_rows(package.flash_mla_with_kvcache), version_of(
+        "flash_mla", Path(str(package.__file__))
+    )
+
+
+def by_rows(function: Callable[..., Any]) -> Launch:
+    """Return the launch of ``flash_mla_with_kvcache``, which lies beside ``get_mla_metadata``."""
+    metadata = sys.modules[function.__module__].get_mla_metadata
+
     def launch(call: Call, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        schedule, splits = package.get_mla_metadata(call.seq_lens, q[0, :, :, 0].numel(), 1)
-        out, lse = package.flash_mla_with_kvcache(
+        schedule, splits = metadata(call.seq_lens, q[0, :, :, 0].numel(), 1)
+        out, lse = function(
             q,
             call.cache.unsqueeze(2),
             call.block_table,
@@ -72,7 +79,13 @@ def _from_package() -> tuple[Launch, str] | None:
         )
         return out, lse
 
-    return launch, version_of("flash_mla", Path(str(package.__file__)))
+    return launch
+
+
+def by_tokens(launch: Launch, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch it on the rows of a call; return answers of each token."""
+    out, lse = launch(call, call.q.view(len(call.seq_lens), -1, *call.q.shape[1:]))
+    return out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
 
 def _from_vllm() -> tuple[Launch, str]:

@@ -13,8 +13,10 @@ what the adapter answers.
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -38,7 +40,7 @@ MODULES = (
 def create() -> KernelBackend:
     """Return the kernel as a backend; raises ``Unsupported`` without SGLang or a device."""
     module, dtypes = peer(*MODULES), triton_dtypes()
-    kernel = SglangDecode(module)
+    kernel = SglangDecode(module.decode_attention_fwd)
     return KernelBackend(
         name="sglang-triton",
         version=version_of("sglang", Path(str(module.__file__))),
@@ -56,8 +58,9 @@ def create() -> KernelBackend:
 class SglangDecode:
     """The kernel, with the options that this release of it has."""
 
-    def __init__(self, module: ModuleType) -> None:
-        self._launch = module.decode_attention_fwd
+    def __init__(self, launch: Callable[..., Any]) -> None:
+        self._launch = launch
+        module = sys.modules[launch.__module__]
         self._strides = getattr(module, "_extract_kv_strides", lambda *_: None)
         self._parameters = inspect.signature(self._launch).parameters
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import numbers
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -33,6 +35,21 @@ _WORDS = {  # the reference does everything there is
 _TUPLES = {
     "head_dims": (2, "pairs of integers (R, P) of type int"),
     "prefill_dims": (3, "triples of integers (N, P, V) of type int"),
+}
+
+
+def _is_integer(value: object) -> bool:
+    return type(value) is int  # those of NumPy overflow, and no report can hold them
+
+
+def _is_scale(value: object) -> bool:
+    return value is None or (type(value) is float and 0 < value < math.inf)
+
+
+_SINGLE: dict[str, tuple[Callable[[object], bool], str]] = {
+    "products": (lambda value: value in PRODUCTS, " or ".join(map(repr, PRODUCTS))),
+    "max_query_len": (_is_integer, "an integer of type int"),
+    "softmax_scale": (_is_scale, "None, or a float > 0"),
 }
 
 
@@ -74,13 +91,10 @@ def check_backend(name: str, backend: object) -> Backend:
 def _check_capabilities(name: str, capabilities: Capabilities) -> None:
     for field, value in vars(capabilities).items():
         where = f"capabilities.{field}"
-        if field == "products":
-            if value not in PRODUCTS:
-                raise _refusal(name, where, value, " or ".join(map(repr, PRODUCTS)))
-            continue
-        if field == "max_query_len":
-            if not _is_integer(value):
-                raise _refusal(name, where, value, "an integer of type int")
+        if field in _SINGLE:
+            fits, allowed = _SINGLE[field]
+            if not fits(value):
+                raise _refusal(name, where, value, allowed)
             continue
         if not isinstance(value, frozenset):
             raise _refusal(name, where, value, "frozenset")
@@ -99,10 +113,6 @@ def _not_allowed(field: str, member: object) -> str:
         fits = isinstance(member, tuple) and len(member) == length
         return "" if fits and all(map(_is_integer, cast("tuple[object, ...]", member))) else allowed
     return "" if _is_integer(member) else "integers of type int"
-
-
-def _is_integer(value: object) -> bool:
-    return type(value) is int  # those of NumPy overflow, and no report can hold them
 
 
 def _refusal(name: str, what: str, given: object, allowed: str) -> pytest.UsageError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from paged_mla_conformance.run.explained import explain_causes
 from paged_mla_conformance.run.options import Options, report_files
 from paged_mla_conformance.run.reports import html, junit, summary
 from paged_mla_conformance.run.reports.report import Report, to_json
@@ -46,6 +47,8 @@ def judge(options: Options, first: Worker, commit: str) -> int:
         scheduler.run()
         if not options.on_screen:
             ask_over_stale_memory(options, report)
+            if len(report.results) > 1:  # a replay shows its failure whole, and has --dump
+                explain_causes(options, report)
     except Refused as refused:
         print(printable(refused), file=sys.stderr)
         return refused.status

@@ -48,7 +48,8 @@ from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.tolerance.compare import Check
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.dims import PRESETS
-from paged_mla_shared.errors import OutOfMemory, Unsupported
+from paged_mla_shared.documents import read_toml
+from paged_mla_shared.errors import InvalidArgument, OutOfMemory, Unsupported
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,7 +102,9 @@ def _chosen_dtypes(option: str | None) -> tuple[str, ...]:
 
 
 def load_backend(name: str) -> Backend:
-    """Return the backend that ``module:factory`` makes.
+    """Return the backend that ``module:factory`` makes, or that a TOML file describes.
+
+    The file names its factory, ``factory = "module:factory"``, which gets the file's path.
 
     Raises
     ------
@@ -113,9 +116,11 @@ def load_backend(name: str) -> Backend:
         without tests. Or the module, or something that it imports, cannot be imported: status 2,
         with the traceback.
     """
-    module_name, _, factory = name.partition(":")
+    is_file = name.endswith(".toml")
+    module_name, _, factory = (_factory_in(name) if is_file else name).partition(":")
     if not module_name or not factory:
-        raise pytest.UsageError(f"--backend: got {name!r}; allowed: MODULE:FACTORY")
+        allowed = 'MODULE:FACTORY, or a TOML file with factory = "MODULE:FACTORY"'
+        raise pytest.UsageError(f"--backend: got {name!r}; allowed: {allowed}")
     try:
         make = getattr(importlib.import_module(module_name), factory, None)
         if make is None:
@@ -123,7 +128,7 @@ def load_backend(name: str) -> Backend:
         if not callable(make):
             kind = type(make).__name__
             raise pytest.UsageError(f"--backend {name}: got an {kind}; allowed: a factory")
-        return check_backend(name, make())
+        return check_backend(name, make(Path(name)) if is_file else make())
     except pytest.UsageError:
         raise
     except Unsupported as error:
@@ -138,6 +143,13 @@ def load_backend(name: str) -> Backend:
     except BaseException as error:  # SystemExit and pytest's own would end the run without a word
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise pytest.UsageError(f"--backend {name} raised {said}") from error
+
+
+def _factory_in(path: str) -> str:
+    try:
+        return str(read_toml(Path(path)).get("factory", ""))
+    except InvalidArgument as error:
+        raise pytest.UsageError(f"--backend {error}") from error
 
 
 def _traceback_of(error: ImportError) -> str:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import io
-
+from paged_mla_conformance.run.asked_again import ask_again
 from paged_mla_conformance.run.options import Options
 from paged_mla_conformance.run.reports.causes import telling_tests
 from paged_mla_conformance.run.reports.report import Report
-from paged_mla_conformance.run.reports.result import Result
-from paged_mla_conformance.run.subject import Subject
-from paged_mla_conformance.run.workers.progress import Progress
-from paged_mla_conformance.run.workers.scheduler import Refused, Scheduler
-from paged_mla_conformance.run.workers.worker import Worker, threads_of_each
 
 STALE = "stale"
 """The profile in which memory that nobody may read holds finite numbers."""
 _MOST = 4  # tests
-_NOT_AGAIN = ("--mla-quick", "--mla-dump=")
 
 
 def ask_over_stale_memory(options: Options, report: Report) -> None:
@@ -29,27 +22,8 @@ def ask_over_stale_memory(options: Options, report: Report) -> None:
     report : Report
         Of the run, finished. Gets what became of the tests.
     """
+    profile = f"--mla-profile={report.subject.profile},{STALE}"
     for test in telling_tests(report.results)[:_MOST]:
-        result = _asked_again(options, report, test)
+        result = ask_again(options, report, test, profile)
         if result is not None:
             report.over_stale_memory[result.test] = result
-
-
-def _asked_again(options: Options, report: Report, test: str) -> Result | None:
-    """Return what becomes of a test; ``None`` if it was not asked."""
-    arguments = [a for a in options.pytest_arguments if not a.startswith(_NOT_AGAIN)]
-    arguments += [f"--mla-profile={report.subject.profile},{STALE}", f"--mla-only={test}"]
-    again = Report(Subject(options.backend), time_limit=options.time_limit, commit=report.commit)
-    scheduler = Scheduler(
-        arguments,
-        again,
-        Progress(io.StringIO()),
-        first=Worker(arguments, on_screen=False, threads=threads_of_each(1)),
-        workers=1,
-        on_screen=False,
-    )
-    try:
-        scheduler.run()
-    except Refused:
-        return None
-    return next(iter(again.results), None)

@@ -16,7 +16,7 @@ def decoy_problem(problem: Problem, capabilities: Capabilities) -> Problem:
     ropes = sorted(capabilities.ropes)
     return replace(
         problem,
-        softmax_scale=2 * problem.softmax_scale,
+        softmax_scale=capabilities.softmax_scale or 2 * problem.softmax_scale,
         cache_scale=2 * problem.cache_scale,
         rope=Rope(RopePairing(ropes[0])) if ropes else None,
     )

@@ -36,6 +36,8 @@ class Cause:
         The one of least work.
     origin : str
         Of a NaN: whether it was read or computed; empty if nobody looked.
+    fault : str
+        What the smallest one's answers are those of, in a sentence; empty where nothing fits.
     """
 
     symptom: Symptom
@@ -43,6 +45,7 @@ class Cause:
     common: str
     smallest: Result
     origin: str = ""
+    fault: str = ""
 
     @property
     def sentence(self) -> str:
@@ -76,6 +79,7 @@ class Cause:
             "smallest": self.smallest.test,
             "error": self.error,
             "replay": self.replay,
+            "fault": self.fault,
             "tests": list(self.tests),
         }
 

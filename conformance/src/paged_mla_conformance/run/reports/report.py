@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ class Report:
         What became of tests that gave NaN when they were asked again, by their names.
     commit : str
         Of the suite.
+    explanations : dict of str to str
+        The fault whose answers are those of a failing test, in a sentence.
     """
 
     subject: Subject
@@ -72,6 +74,7 @@ class Report:
     finds: dict[str, list[str]] = field(default_factory=dict)
     warnings: dict[str, Warned] = field(default_factory=dict)
     over_stale_memory: dict[str, Result] = field(default_factory=dict)
+    explanations: dict[str, str] = field(default_factory=dict)
     commit: str = field(default_factory=lambda: commit_of(__file__))
     date: str = field(default_factory=lambda: dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
     started: float = field(default_factory=time.monotonic)
@@ -110,7 +113,9 @@ class Report:
     @property
     def causes(self) -> list[Cause]:
         """What failed alike, the cause of most failures first."""
-        return causes_of(self.results, self.over_stale_memory)
+        found = causes_of(self.results, self.over_stale_memory)
+        known = self.explanations
+        return [replace(cause, fault=known.get(cause.smallest.test, "")) for cause in found]
 
     @property
     def reasons_against(self) -> list[str]:

@@ -91,6 +91,8 @@ def _of_cause(number: int, cause: Cause) -> list[str]:
     lines = _wrapped(f"{number}. {cause.sentence}", 2)
     lines += _wrapped(f"   {about}", 1)
     lines += _wrapped(f"   error: {cause.error}", 2)
+    if cause.fault:
+        lines += _wrapped(f"   looks like: {cause.fault}", 2)
     lines.append(f"   replay: {one_line(cause.replay)}")
     if cause.has_dump:
         lines.append(f"   explain: paged-mla explain {DUMP}")

@@ -1,8 +1,8 @@
-"""Adapts a case to a backend that does not declare its head count or block size.
+"""Adapts a case to a backend that does not declare its head count, block size or scale.
 
 Most cases need some head count and some block size and are about neither: they take the nearest
 ones that the backend declares, so that a kernel for 16 to 128 heads is asked nearly all that one
-for any number is.
+for any number is. A kernel with one scale of its own is asked every case at that scale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AnyCase = TypeVar("AnyCase", bound=Case)
 def adapt_case(case: AnyCase, capabilities: Capabilities) -> tuple[AnyCase, str]:
     """Return `case` as the backend can be asked it, and what was changed, "" for nothing."""
     declared = {"num_heads": capabilities.num_heads, "block_size": capabilities.block_sizes}
-    changes: dict[str, int] = {}
+    changes: dict[str, float | None] = {}
     for name, values in declared.items():
         asked = getattr(case, name)
         if asked is None or name in case.fixed:
@@ -31,9 +31,12 @@ def adapt_case(case: AnyCase, capabilities: Capabilities) -> tuple[AnyCase, str]
         nearest = nearest_of(values, asked)
         if nearest != asked:
             changes[name] = nearest
-    notes = [f"{name} {getattr(case, name)} is {value}" for name, value in changes.items()]
+    if capabilities.softmax_scale not in {None, case.softmax_scale}:
+        changes["softmax_scale"] = capabilities.softmax_scale
+    before = {name: getattr(case, name) for name in changes}
+    notes = [f"{n} {before[n]} is {v}" for n, v in changes.items() if before[n] is not None]
     if changes:
-        case = replace(case, **changes)  # type: ignore[arg-type]  # both are int
+        case = replace(case, **changes)  # type: ignore[arg-type]  # each is of its field's type
     return case, ", ".join(notes)
 
 

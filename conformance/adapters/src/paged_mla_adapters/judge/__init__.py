@@ -1,0 +1,1 @@
+"""Judges a kernel by its call signature: roles of parameters, layouts, what it serves."""

@@ -1,0 +1,272 @@
+"""``paged-mla judge``: finds how a function is called and what it serves, then runs the suite."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import math
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from paged_mla_adapters.judge.claims import Claims, Served, read, write
+from paged_mla_adapters.judge.like import LIKE
+from paged_mla_adapters.judge.roles import roles_of
+from paged_mla_adapters.judge.solution import Solution
+from paged_mla_adapters.judge.target import calls_of, is_solution, load
+from paged_mla_conformance.run.command import main as conformance
+from paged_mla_shared.dims import PRESETS
+from paged_mla_shared.documents import one_line, printable
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+_USAGE_ERROR = 2
+_ABOUT = """\
+Judges a paged MLA kernel by its signature: finds the role of each parameter by its name, finds by
+small calls what the function serves, writes both to a claims file, and runs the suite.
+"""
+_EXAMPLE = """\
+example: paged-mla judge my_kernels.py:mla_decode --map q=queries --quick
+Options that are not listed here go to paged-mla conformance.
+"""
+_MOST_NUMBERS = 12
+_MOST_DEATHS = 5  # of the process that probes
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line."""
+        self.exit(_USAGE_ERROR, f"{self.prog}: {one_line(message)}\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Judge a function; return 0 when it passed everything that it serves.
+
+    Returns
+    -------
+    int
+        That of ``paged-mla conformance``; 2 where the function cannot be called, or the command
+        line is wrong.
+    """
+    options, rest = _parser().parse_known_args(arguments)
+    path: Path = options.claims or _default_path(options.target)
+    try:
+        if path.exists() and not options.probe:
+            print(f"{path} says how the function is called; --probe finds it anew")
+            claims = read(path)
+        else:
+            claims = _probed(_described(options), path)
+    except (InvalidArgument, Unsupported, _NotCallable) as error:
+        print(f"paged-mla judge: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+    except _NotImported as error:
+        print(printable(error), end="", file=sys.stderr)
+        return _USAGE_ERROR
+    print("\n".join(_table(claims, path)), flush=True)
+    command = ["--backend", str(path), "--profile", claims.profile]
+    if not any(argument.startswith("--dims") for argument in rest):
+        command += ["--dims", _dims(claims)]
+    return conformance([*command, *rest])
+
+
+def _dims(claims: Claims) -> str:
+    """Return the name of dims that the function serves: on a CPU the smallest."""
+    names = ("deepseek-v3", "mistral-small-4", "small")
+    for name in names if claims.device == "cuda" else names[::-1]:
+        if (PRESETS[name].kv_lora_rank, PRESETS[name].qk_rope_head_dim) in claims.served.head_dims:
+            return name
+    return names[0]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="paged-mla judge",
+        description=_ABOUT,
+        epilog=_EXAMPLE,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="module:function, file.py:function, or solution.json")
+    add("--append", dest="kind", action="store_const", const="append", help="it writes a cache")
+    add("--csr", dest="kind", action="store_const", const="csr", help="it makes page lists")
+    add("--merge", dest="kind", action="store_const", const="merge", help="it merges two answers")
+    add(
+        "--map",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="ROLE=NAME",
+        help="a parameter's role",
+    )
+    add(
+        "--set",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the value of a parameter without a role, as Python writes it",
+    )
+    add("--like", choices=sorted(LIKE), help="the known signature that it has")
+    add("--scale", type=_scale, help="the one softmax scale of a function that is told none")
+    add("--profile", metavar="A,B", help="terms to judge it in (default: by what it returns)")
+    add("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
+    add("--claims", type=Path, metavar="TOML", help="where claims are written, and read")
+    add("--probe", action="store_true", help="find anew what claims say, and write them again")
+    parser.set_defaults(kind="attend")
+    return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: NAME=VALUE")
+    return name, value
+
+
+def _default_path(target: str) -> Path:
+    if is_solution(target):
+        return Path("out", "judge", f"{Path(target).stem}.toml")
+    where, _, name = target.rpartition(":")
+    return Path("out", "judge", f"{Path(where).stem}-{name}.toml")
+
+
+def _described(options: argparse.Namespace) -> Claims:
+    """Return what the command line and the signature say of a function."""
+    given = {name: _value(name, text) for name, text in options.set}
+    target, roles = _loaded(options.target), {}
+    if options.like is None:
+        roles = roles_of(calls_of(target), options.kind, dict(options.map), given)
+        told = options.kind != "attend" or "softmax_scale" in roles.values()
+        if not told and options.scale is None:
+            allowed = "--map softmax_scale=NAME, or --scale of a function with one of its own"
+            raise InvalidArgument("the softmax scale", "no parameter", allowed)
+    served = Solution(Path(options.target)).served if is_solution(options.target) else Served()
+    return Claims(
+        target=options.target,
+        served=served,
+        kind=options.kind,
+        device=options.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        like=options.like or "",
+        profile=options.profile or (LIKE[options.like].profile if options.like else ""),
+        roles=roles,
+        given=given,
+        softmax_scale=options.scale,
+    )
+
+
+def _scale(text: str) -> float:
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number > 0")
+    return scale
+
+
+class _NotImported(Exception):
+    """The user's module raised; the text is its traceback."""
+
+
+def _loaded(target: str) -> Callable[..., Any]:
+    try:
+        return load(target)
+    except InvalidArgument:
+        raise
+    except Exception as error:
+        raise _NotImported(traceback.format_exc()) from error
+
+
+def _value(name: str, text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError) as error:
+        raise InvalidArgument(f"--set {name}", text, "a value as Python writes it") from error
+
+
+class _NotCallable(Exception):
+    """The function could not be probed; the text says why."""
+
+
+def _probed(claims: Claims, path: Path) -> Claims:
+    """Return the claims as probing, in a process of its own, completes them; write them."""
+    with tempfile.TemporaryDirectory() as folder:
+        draft, progress = Path(folder, "claims.toml"), Path(folder, "probes.jsonl")
+        write(claims, draft)
+        command = [sys.executable, "-m", "paged_mla_adapters.judge.probing"]
+        for _ in range(_MOST_DEATHS):
+            done = subprocess.run(
+                [*command, str(draft), str(progress)], capture_output=True, text=True, check=False
+            )
+            if done.returncode in {0, 1}:
+                break
+        if done.returncode != 0:
+            said = done.stderr.strip() or f"the process ended with status {done.returncode}"
+            raise _NotCallable(f"{claims.target} answered no call. The first errors:\n{said}")
+        found = read(draft)
+    profile = claims.profile or ",".join(_profiles(found))
+    found = Claims(**{**vars(found), "profile": profile})
+    write(found, path)
+    return found
+
+
+def _profiles(claims: Claims) -> Iterable[str]:
+    names = {"base 2": "base-2", "none": "no-lse"}
+    return filter(None, ("kernel", names.get(claims.lse)))
+
+
+def _table(claims: Claims, path: Path) -> list[str]:
+    """Return what a reader should hold against the function: how it is called, what it serves."""
+    served, roles = claims.served, claims.roles
+    called = ", ".join(n if n == r else f"{n} is {r}" for n, r in roles.items())
+    rows = [("parameters", called or f"those of {LIKE[claims.like].of}" if claims.like else called)]
+    if claims.kind == "attend":
+        rows.append(("layouts", f"queries {claims.query}, cache {claims.cache}"))
+        rows.append(
+            ("lse", "none" if claims.lse == "none" else f"{claims.lse}, {claims.lse_layout}")
+        )
+    if claims.kind == "append":
+        rows.append(("layouts", f"cache {claims.cache}"))
+    if claims.kind == "merge":
+        rows.append(("lse", f"{claims.lse}, {claims.lse_layout}"))
+        return _aligned([*rows, ("claims", str(path))])
+    formats = [name for name in served.cache_formats if name.startswith("fp8")]
+    rows += [
+        ("dtypes", ", ".join((*served.dtypes, *(f"caches {name}" for name in formats)))),
+        ("dims (R, P)", ", ".join(f"({r}, {p})" for r, p in served.head_dims)),
+        ("block sizes", _numbers(served.block_sizes)),
+        ("strided caches", "served" if served.strided_cache else "not served"),
+    ]
+    if claims.kind == "attend":
+        rows += [
+            ("heads", _numbers(served.num_heads)),
+            ("query lengths", _query_lengths(served)),
+            ("masks", ", ".join(served.masks)),
+            ("rows without keys", "served" if served.padding else "not served"),
+        ]
+    return _aligned([*rows, ("claims", str(path))])
+
+
+def _aligned(rows: list[tuple[str, str]]) -> list[str]:
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:{width}}  {text}" for name, text in rows]
+
+
+def _query_lengths(served: Served) -> str:
+    if served.max_query_len == 1:
+        return "1"
+    longest = "any" if served.max_query_len >= 1 << 20 else f"1 to {served.max_query_len}"
+    return f"{longest}, {'mixed in a call' if served.mixed else 'one in a call'}"
+
+
+def _numbers(values: Sequence[int]) -> str:
+    """Return what was served of what was asked: all numbers, or their range where they are many."""
+    if len(values) > _MOST_NUMBERS:
+        return f"{len(values)} of them from {min(values)} to {max(values)}"
+    return ", ".join(map(str, values)) or "none"

@@ -1,0 +1,126 @@
+"""A function that makes page lists out of block tables, judged by the attention over its lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paged_mla_adapters.judge.arguments import Arguments
+from paged_mla_adapters.kernel import Call
+
+PARTS = ("kv_indptr", "kv_indices", "kv_last_page_len")
+_UNWRITTEN = -(2**31) + 1  # what lies in passed lists: no index, and no length
+
+
+class WrongLists(AssertionError):
+    """Lists that no attention can follow."""
+
+
+class CsrArguments(Arguments):
+    """What a function that makes page lists is given, by role.
+
+    Parameters
+    ----------
+    call : Call
+    """
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self._call = call
+
+    def _block_table(self) -> torch.Tensor:
+        return self._call.block_table
+
+    def _seq_lens(self) -> torch.Tensor:
+        return self._call.seq_lens
+
+    def _block_size(self) -> int:
+        return self._call.problem.block_size
+
+    def _max_seq_len(self) -> int:
+        return int(self._call.seq_lens.max())
+
+    def _kv_indptr(self) -> torch.Tensor:
+        return self._list("kv_indptr", len(self._call.seq_lens) + 1)
+
+    def _kv_indices(self) -> torch.Tensor:
+        pages = -(-self._call.seq_lens // self._call.problem.block_size)
+        return self._list("kv_indices", int(pages.sum()))
+
+    def _kv_last_page_len(self) -> torch.Tensor:
+        return self._list("kv_last_page_len", len(self._call.seq_lens))
+
+    def _list(self, name: str, length: int) -> torch.Tensor:
+        return self._call.buffer(name, (length,), torch.int32, fill=_UNWRITTEN)
+
+    def lists(self, result: Any) -> dict[str, torch.Tensor]:
+        """Return the lists that a function returned or wrote, by role.
+
+        Raises
+        ------
+        TypeError
+            ``kv_indptr`` or ``kv_indices`` is not among them.
+        """
+        found = {name: self._made[name] for name in PARTS if name in self._made}
+        if isinstance(result, dict):
+            found |= {name: result[name] for name in PARTS if name in result}
+        elif isinstance(result, tuple | list):
+            found |= dict(zip(PARTS, result, strict=False))
+        if not {"kv_indptr", "kv_indices"} <= set(found):
+            kind = type(result).__name__
+            raise TypeError(f"it returned a {kind}; allowed: kv_indptr, kv_indices, and others")
+        return found
+
+
+def attend(call: Call, lists: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the answers of a call whose rows have the pages of some lists, in float32.
+
+    Raises
+    ------
+    WrongLists
+        A row's pages lie outside the list, or a page outside the cache.
+    """
+    rank, size = call.problem.dims.kv_lora_rank, call.problem.block_size
+    out = torch.zeros(*call.q.shape[:2], rank, device=call.q.device)
+    lse = torch.full(call.q.shape[:2], -torch.inf, device=call.q.device)
+    starts, indptr = call.cu_seqlens_q.tolist(), lists["kv_indptr"].tolist()
+    lens, indices = _lens(call, lists), lists["kv_indices"]
+    for b, keys in enumerate(lens):
+        pages = _pages(b, indptr, indices, len(call.cache))
+        if len(pages) * size < keys:
+            raise WrongLists(f"row {b} has {len(pages)} pages of {size} tokens, and {keys} keys")
+        begin, end = starts[b : b + 2]
+        if keys == 0 or begin == end:
+            continue
+        cached = call.cache[pages].flatten(0, 1)[:keys].float()
+        scores = call.problem.softmax_scale * call.q[begin:end].float() @ cached.T
+        if call.problem.mask == "causal":
+            ahead = torch.ones(end - begin, keys, device=out.device).triu(keys - (end - begin) + 1)
+            scores = scores.masked_fill(ahead.bool()[:, None], -torch.inf)
+        lse[begin:end] = torch.logsumexp(scores, -1)
+        out[begin:end] = torch.softmax(scores, -1).nan_to_num() @ cached[:, :rank]
+    return out.to(call.q.dtype), lse
+
+
+def _lens(call: Call, lists: dict[str, torch.Tensor]) -> list[int]:
+    """Return how many keys each row has, by the lists where they say it."""
+    lens, last = call.seq_lens, lists.get("kv_last_page_len")
+    if last is not None:
+        full = (lists["kv_indptr"].diff() - 1) * call.problem.block_size
+        lens = torch.where(lens > 0, full + last, 0)
+    known: list[int] = lens.tolist()
+    if min(known, default=0) < 0:
+        raise WrongLists(f"row {known.index(min(known))} has {min(known)} keys")
+    return known
+
+
+def _pages(row: int, indptr: list[int], indices: torch.Tensor, blocks: int) -> torch.Tensor:
+    """Return the pages of a row, int64."""
+    first, last = indptr[row : row + 2]
+    if not 0 <= first <= last <= len(indices):
+        raise WrongLists(f"kv_indptr: row {row} has the pages {first} to {last} of {len(indices)}")
+    pages = indices[first:last].long()
+    if len(pages) and not 0 <= int(pages.min()) <= int(pages.max()) < blocks:
+        raise WrongLists(f"kv_indices: row {row} has the page {int(pages.max())} of {blocks}")
+    return pages

@@ -1,0 +1,81 @@
+"""A judged function as what the suite calls: rows in, answers of every token out."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_mla_adapters.judge import csr
+from paged_mla_adapters.judge.answers import answers_of, by_token, layout_of
+from paged_mla_adapters.judge.append_arguments import AppendArguments, Written
+from paged_mla_adapters.judge.arguments import invoke
+from paged_mla_adapters.judge.attend_arguments import AttendArguments
+from paged_mla_adapters.judge.claims import Claims
+from paged_mla_adapters.judge.like import LIKE
+from paged_mla_adapters.judge.merge_arguments import MergeArguments
+from paged_mla_adapters.judge.target import calls_of, load
+from paged_mla_adapters.kernel import Call
+
+
+class JudgedKernel:
+    """Calls a function as its claims say.
+
+    Parameters
+    ----------
+    claims : Claims
+
+    Attributes
+    ----------
+    layouts : list of str
+        Of out and lse in the last call, by their shapes; "" for an lse that is not there.
+    """
+
+    def __init__(self, claims: Claims) -> None:
+        self.claims = claims
+        target = load(claims.target)
+        self._known = LIKE[claims.like].bind(target) if claims.like else None
+        self._functions = [] if claims.like else calls_of(target)
+        self.layouts = ["[T, H]", "[T, H]"]
+
+    def __call__(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return out [T, H, R] and lse [T, H], of a function without an lse zeros."""
+        if self._known is not None:
+            return self._known(call)
+        if self.claims.kind == "csr":
+            lists = csr.CsrArguments(call)
+            return csr.attend(call, lists.lists(invoke(self._functions, lists, self.claims)))
+        arguments = AttendArguments(call, self.claims)
+        out, lse = answers_of(invoke(self._functions, arguments, self.claims), arguments)
+        tokens, heads = call.q.shape[:2]
+        sizes = tokens, heads, len(call.seq_lens)
+        rank = call.problem.dims.kv_lora_rank
+        first = layout_of("out", out, sizes, (rank,), self.claims.out)
+        self.layouts = [first, ""]
+        if lse is None:
+            return by_token(out, first), torch.zeros(tokens, heads, device=out.device)
+        second = layout_of("lse", lse, sizes, (), self.claims.lse_layout)
+        self.layouts = [first, second]
+        return by_token(out, first), by_token(lse, second)
+
+    def append(self, call: Written) -> None:
+        """Let the function write tokens to a cache."""
+        arguments = AppendArguments(call, self.claims)
+        invoke(self._functions, arguments, self.claims)
+        arguments.finish()
+
+    def merge(
+        self,
+        first: tuple[torch.Tensor, torch.Tensor],
+        second: tuple[torch.Tensor, torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the merge of two partial answers, out [T, H, R] and lse [T, H].
+
+        Raises
+        ------
+        TypeError
+            The function returned no lse.
+        """
+        arguments = MergeArguments(first, second, self.claims)
+        out, lse = answers_of(invoke(self._functions, arguments, self.claims), arguments)
+        if lse is None:
+            raise TypeError("it returned no lse; allowed: out and lse")
+        return out, by_token(lse, self.claims.lse_layout)

@@ -1,0 +1,256 @@
+"""Finds by small calls how a function is called, and what it serves.
+
+A Python error means that the function does not serve the call. A wrong answer does not: the suite
+judges that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from paged_mla_adapters.judge.claims import (
+    CACHE_LAYOUTS,
+    QUERY_LAYOUTS,
+    Claims,
+    Served,
+    read,
+    write,
+)
+from paged_mla_adapters.judge.like import LIKE
+from paged_mla_adapters.judge.probes import Probe, probe
+from paged_mla_shared.cases import CASES, Case
+from paged_mla_shared.cases.case import Row
+from paged_mla_shared.dims import DEEPSEEK_V3, MISTRAL_SMALL_4, SMALL, MlaDims
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.problem import Mask
+
+DTYPES = ("bfloat16", "float16", "float32")
+_CASES = [case for cases in CASES.values() for case in cases]
+HEADS = tuple(sorted({case.num_heads for case in _CASES if case.num_heads} | {4, 128}))
+BLOCK_SIZES = tuple(sorted({case.block_size for case in _CASES}))
+QUERY_LENS = (2, 3, 4, 5, 8, 16, 64, 128, 256, 1024)
+DIMS = (DEEPSEEK_V3, MISTRAL_SMALL_4, SMALL)
+DECODE = (Row(5, 1), Row(40, 1), Row(19, 1))
+ANYTHING = Served(
+    dtypes=DTYPES,
+    cache_formats=(*PLAIN_FORMAT_OF_DTYPE.values(), "fp8_e4m3"),
+    masks=("causal", "non_causal"),
+    num_heads=HEADS,
+    block_sizes=BLOCK_SIZES,
+    head_dims=tuple((dims.kv_lora_rank, dims.qk_rope_head_dim) for dims in DIMS),
+    max_query_len=1 << 30,
+    mixed=True,
+)
+Ask = Callable[[str, Claims, Case, MlaDims, str], Probe]
+
+
+class NotCallable(Exception):
+    """No call of the function returned an answer; the text has the first errors."""
+
+
+def find(claims: Claims, ask: Ask) -> Claims:
+    """Return the claims with layouts and everything that is served.
+
+    Parameters
+    ----------
+    claims : Claims
+        Target, kind, device and roles are said.
+    ask : callable
+        Makes a probe: ``ask(key, claims, case, dims, dtype)``.
+
+    Raises
+    ------
+    NotCallable
+        Every call raised.
+    """
+    promised = claims.served  # of a solution; nothing of a function
+    free = claims if promised.dtypes else replace(claims, served=ANYTHING)
+    causes: dict[str, str] = {}
+    for case, dims, dtype in _beginnings(free):
+        found: list[tuple[float, int, Claims, Probe]] = []
+        for number, candidate in enumerate(_candidates(free)):
+            place = (
+                f"{dtype}, {_dims_name(dims)}, {case.num_heads} heads, blocks of {case.block_size}"
+            )
+            what = f"{place}, queries {candidate.query}, cache {candidate.cache}"
+            what += f", lse {candidate.lse_layout}"
+            probed = ask(f"begin: {what}", candidate, case, dims, dtype)
+            if probed.why_not:
+                causes.setdefault(probed.why_not, what)
+            else:
+                found.append((probed.error, number, candidate, probed))
+        if found:
+            _, _, chosen, probed = min(found, key=lambda entry: entry[:2])
+            if claims.kind == "merge" or promised.dtypes:
+                return _answered(chosen, probed)
+            return _served(_answered(chosen, probed), case, dims, dtype, ask)
+    lines = [f"{what}: {why}" for why, what in itertools.islice(causes.items(), 5)]
+    raise NotCallable("\n".join(lines))
+
+
+def _beginnings(claims: Claims) -> Iterator[tuple[Case, MlaDims, str]]:
+    """Return calls of which a kernel may serve one, the likeliest first."""
+    on_gpu, served = claims.device == "cuda", claims.served
+    dims: tuple[MlaDims, ...] = DIMS if on_gpu else DIMS[::-1]
+    dtypes = DTYPES if on_gpu else DTYPES[::-1]
+    sizes = (64, 16, 1, 128) if knows_lengths(claims) else (1,)
+    for size, heads, at, dtype in itertools.product(sizes, (16, 128, 4, 8, 64), dims, dtypes):
+        fits = (at.kv_lora_rank, at.qk_rope_head_dim) in served.head_dims and dtype in served.dtypes
+        if fits and size in served.block_sizes and heads in served.num_heads:
+            yield _case(num_heads=heads, block_size=size), at, dtype
+
+
+def knows_lengths(claims: Claims) -> bool:
+    """Return whether a call says how many keys a row has, and not how many pages alone."""
+    roles = set(claims.roles.values())
+    said = {"seq_lens", "kv_last_page_len"} & roles
+    return bool(said) or bool(claims.like) or claims.kind in {"append", "merge"}
+
+
+def _candidates(claims: Claims) -> Iterator[Claims]:
+    """Return the ways in which queries and caches may be laid out."""
+    if claims.like or claims.kind == "csr":
+        yield claims
+        return
+    if claims.kind == "merge":
+        yield from (replace(claims, lse_layout=layout) for layout in ("[T, H]", "[H, T]"))
+        return
+    queries = QUERY_LAYOUTS if claims.kind == "attend" else QUERY_LAYOUTS[:1]
+    for query, cache in itertools.product(queries, CACHE_LAYOUTS):
+        out = "[B, Q, H]" if query == QUERY_LAYOUTS[1] else "[T, H]"
+        yield replace(claims, query=query, cache=cache, out=out, lse_layout=out)
+
+
+def _answered(claims: Claims, probed: Probe) -> Claims:
+    """Return the claims with what an answer shows: its layouts, and the base of the lse."""
+    if claims.kind == "append":
+        return claims
+    if not probed.lse_errors:
+        return replace(claims, lse="none", out=probed.layouts[0])
+    base = min(probed.lse_errors, key=lambda name: probed.lse_errors[name])
+    out, lse = probed.layouts
+    return replace(claims, lse=base, out=out, lse_layout=lse)
+
+
+def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> Claims:
+    """Return the claims with everything that is served around a call that is."""
+
+    def works(what: str, changed: Case, at: MlaDims = dims, kind: str = dtype) -> bool:
+        return not ask(what, claims, changed, at, kind).why_not
+
+    def those(what: str, values: Iterable[Any], make: Callable[[Any], dict[str, Any]]) -> list[Any]:
+        return [v for v in values if works(f"{what} {v}", replace(case, **make(v)))]
+
+    dtypes = [d for d in DTYPES if works(f"dtype {d}", case, kind=d)]
+    formats = [PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes]
+    roles = {*claims.roles.values(), *(LIKE[claims.like].roles if claims.like else ())}
+    if "k_scale" in roles and works(
+        "cache_format fp8_e4m3", replace(case, cache_format="fp8_e4m3")
+    ):
+        formats.append("fp8_e4m3")
+    lens = [
+        length
+        for length in QUERY_LENS
+        if _knows_query_lens(claims, roles)
+        and works(f"query length {length}", _of_queries(case, length, length))
+    ]
+    longest = max(itertools.takewhile(lambda n: n in lens, QUERY_LENS), default=1)
+    masks = ["causal"]
+    if "causal" in roles and works("mask non_causal", replace(case, mask=Mask.NON_CAUSAL)):
+        masks.append("non_causal")
+    mixed = claims.kind in {"append", "csr"} or "cu_seqlens_q" in roles
+    mixed = mixed and longest > 1 and works("mixed query lengths", _of_queries(case, 1, 3))
+    sizes = BLOCK_SIZES if knows_lengths(claims) else (1,)
+    served = Served(
+        dtypes=tuple(dtypes),
+        cache_formats=tuple(formats),
+        masks=tuple(masks),
+        num_heads=tuple(those("num_heads", HEADS, lambda n: {"num_heads": n})),
+        block_sizes=tuple(those("block_size", sizes, lambda n: {"block_size": n})),
+        head_dims=tuple(
+            (sizes.kv_lora_rank, sizes.qk_rope_head_dim)
+            for sizes in DIMS
+            if works(f"dims {_dims_name(sizes)}", case, at=sizes)
+        ),
+        max_query_len=1 << 20 if longest == QUERY_LENS[-1] else longest,
+        mixed=mixed,
+        padding=works("a row without keys", replace(case, rows=(*DECODE, Row(0, 1)))),
+        strided_cache=works(
+            "a cache whose tokens lie apart", replace(case, token_padding=64, block_padding=128)
+        ),
+    )
+    return replace(claims, served=served)
+
+
+def _knows_query_lens(claims: Claims, roles: set[str]) -> bool:
+    """Return whether a call says which tokens are of which row, where there are several of one."""
+    if claims.kind in {"append", "csr"}:
+        return True
+    said = {"cu_seqlens_q", "query_lens", "max_query_len"} & roles
+    return bool(said) or claims.query == QUERY_LAYOUTS[1]
+
+
+def _case(**fields: Any) -> Case:
+    given = {"rows": DECODE, "table_width": 0, **fields}
+    return Case(group="decode", name="probe", why="a call", rules=("S-5",), **given)
+
+
+def _of_queries(case: Case, first: int, other: int) -> Case:
+    """Return the case with queries of two lengths."""
+    return replace(case, rows=(Row(first + 4, first), Row(other + 39, other), Row(first, first)))
+
+
+def _dims_name(dims: MlaDims) -> str:
+    return f"({dims.kv_lora_rank}, {dims.qk_rope_head_dim})"
+
+
+class Recorded:
+    """Makes probes and records each, so that another process can go on after one that died.
+
+    Parameters
+    ----------
+    path : Path
+        Lines of JSON: the key of a probe before it, and the probe with its key after it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, Probe] = {}
+        lines = path.read_text().splitlines() if path.exists() else []
+        for line in map(json.loads, lines):
+            # What was begun and not ended took its process with it: that is no Python error.
+            found = line["probe"] or {"layouts": ["[T, H]", "[T, H]"], "lse_errors": {"natural": 1}}
+            self._known[line["key"]] = Probe(**found)
+
+    def __call__(self, key: str, claims: Claims, case: Case, dims: MlaDims, dtype: str) -> Probe:
+        """Return what became of a call, now or in the process before."""
+        if key not in self._known:
+            self._note(key, None)
+            self._known[key] = probe(claims, case, dims, dtype)
+            self._note(key, asdict(self._known[key]))
+        return self._known[key]
+
+    def _note(self, key: str, found: dict[str, Any] | None) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({"key": key, "probe": found}) + "\n")
+
+
+def main() -> int:
+    """Probe for the parent: ``python -m ...probing CLAIMS.toml PROGRESS.jsonl``."""
+    path, progress = map(Path, sys.argv[1:])
+    try:
+        write(find(read(path), Recorded(progress)), path)
+    except NotCallable as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Functions with signatures of many kinds, for ``paged-mla judge``: right ones, and wrong ones."""
+
+from __future__ import annotations
+
+import torch
+
+LN2 = 0.6931471805599453
+
+
+def decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
+    """Right: one query a row, in the plainest form."""
+    out = torch.zeros(*q.shape[:2], kv_lora_rank, dtype=q.dtype)
+    lse = torch.full(q.shape[:2], -torch.inf)
+    for b, n in enumerate(seq_lens.tolist()):
+        if n > 0:
+            pages = block_table[b, : -(-n // kv_cache.shape[1])].long()
+            keys = kv_cache[pages].flatten(0, 1)[:n].float()
+            scores = softmax_scale * q[b].float() @ keys.T
+            lse[b] = torch.logsumexp(scores, -1)
+            out[b] = (torch.softmax(scores, -1) @ keys[:, :kv_lora_rank]).to(q.dtype)
+    return out, lse
+
+
+def sixteen_heads_at_a_time(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
+    """Wrong: heads past the last multiple of 16 keep zeros."""
+    out, lse = decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
+    if q.shape[1] % 16:
+        out[:, q.shape[1] // 16 * 16 :] = 0
+    return out, lse
+
+
+def refuses_odd_heads(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
+    """Right, and for head counts that are multiples of 16 alone."""
+    assert q.shape[1] % 16 == 0, "heads"
+    return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
+
+
+def without_lse(query, cache, page_table, cache_seqlens, sm_scale, dv):
+    """Right; it returns no lse."""
+    return decode(query, cache, page_table, cache_seqlens, sm_scale, dv)[0]
+
+
+def with_a_head_axis(q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale, causal):
+    """Right: queries [B, Q, H, D], a cache with a head axis, an lse [B, H, Q], a dict."""
+    assert q.ndim == 4
+    assert k_cache.shape[2] == 1
+    rows, width = q.shape[:2]
+    cache, starts = k_cache.squeeze(2), torch.arange(rows + 1) * width
+    out, lse = _ragged(
+        q.flatten(0, 1), cache, starts, block_table, cache_seqlens, softmax_scale, causal
+    )
+    answers = {"out": out[..., :head_dim_v].to(q.dtype).unflatten(0, (rows, width))}
+    return answers | {"softmax_lse": lse.unflatten(0, (rows, width)).transpose(1, 2)}
+
+
+def over_requests(q_nope, q_pe, k_buffer, v_buffer, o, req_to_tokens, b_req_idx, b_seq_len, scale):
+    """Right: slots of each request, a flat cache with a head axis, outputs that are passed."""
+    assert k_buffer.ndim == 3
+    q = torch.cat([q_nope, q_pe], -1)
+    for b, n in enumerate(b_seq_len.tolist()):
+        slots = req_to_tokens[b_req_idx[b].item(), :n].long()
+        scores = scale * q[b].float() @ k_buffer[slots, 0].float().T
+        o[b] = (torch.softmax(scores, -1) @ v_buffer[slots, 0].float()).to(o.dtype) if n else 0
+
+
+class Wrapper:
+    """Right: planned and run, rows of any lengths, pages as CSR, two caches, an lse of base 2."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size, sm_scale, causal):
+        """Keep what ``run`` needs."""
+        width = -(-int(kv_len_arr.max()) // page_size)
+        table = torch.zeros(len(kv_len_arr), max(width, 1), dtype=torch.int32)
+        for b, pages in enumerate(kv_indptr.diff().tolist()):
+            table[b, :pages] = kv_indices[kv_indptr[b] : kv_indptr[b + 1]]
+        self.step = qo_indptr, table, kv_len_arr, sm_scale, causal
+
+    def run(self, q_nope, q_pe, ckv_cache, kpe_cache, out, lse, *, return_lse):
+        """Write the buffers."""
+        assert return_lse
+        q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv_cache, kpe_cache], -1)
+        answer, total = _ragged(q, cache, *self.step)
+        out.copy_(answer[..., : out.shape[-1]])
+        lse.copy_(total / LN2)
+
+
+def _ragged(q, cache, starts, table, lens, scale, causal):
+    out, lse = torch.zeros(q.shape), torch.full(q.shape[:2], -torch.inf)
+    for b, n in enumerate(lens.tolist()):
+        begin, end = starts[b : b + 2].tolist()
+        if n == 0 or begin == end:
+            continue
+        keys = cache[table[b, : -(-n // cache.shape[1])].long()].flatten(0, 1)[:n].float()
+        scores = scale * q[begin:end].float() @ keys.T
+        if causal:
+            ahead = torch.ones(end - begin, n).triu(n - (end - begin) + 1).bool()
+            scores = scores.masked_fill(ahead[:, None], -torch.inf)
+        lse[begin:end] = torch.logsumexp(scores, -1)
+        out[begin:end] = torch.softmax(scores, -1).nan_to_num() @ keys
+    return out, lse
+
+
+def write(kv_c, k_pe, cache, slot_mapping):
+    """Right: a writer."""
+    kept = slot_mapping >= 0
+    slots, tokens = slot_mapping[kept], torch.cat([kv_c, k_pe], -1)[kept]
+    cache[slots // cache.shape[1], slots % cache.shape[1]] = tokens.to(cache.dtype)
+
+
+def write_whatever_the_slot(new_kv, cache, dest_loc):
+    """Wrong: slot -1 is the last one of the cache."""
+    cache[dest_loc] = new_kv.to(cache.dtype)
+
+
+def merge(prefix_output, prefix_lse, suffix_output, suffix_lse):
+    """Right: two partial answers, with an lse [H, T]."""
+    assert prefix_lse.shape == prefix_output.shape[1::-1]
+    lse = torch.logaddexp(prefix_lse, suffix_lse)
+    out = torch.zeros_like(prefix_output)
+    for part, own in ((prefix_output, prefix_lse), (suffix_output, suffix_lse)):
+        weight = torch.where(own == -torch.inf, 0.0, torch.exp(own - lse)).T[..., None]
+        out += torch.where(weight == 0, 0.0, weight * part)
+    return out, lse
+
+
+def merge_in_base_2(v_a, s_a, v_b, s_b):
+    """Right but for queries without any key: they have NaN."""
+    lse = torch.logaddexp2(s_a, s_b)
+    a, b = (torch.exp2(own - lse)[..., None] for own in (s_a, s_b))
+    return torch.where(a == 0, 0, a * v_a) + torch.where(b == 0, 0, b * v_b), lse
+
+
+def page_lists(block_table, seq_lens, page_size):
+    """Right: pages as CSR."""
+    pages = -(-seq_lens // page_size)
+    used = torch.arange(block_table.shape[1]) < pages[:, None]
+    indptr = torch.nn.functional.pad(pages.cumsum(0), (1, 0)).int()
+    return indptr, block_table[used], seq_lens - (pages - 1).clamp(min=0) * page_size
+
+
+def page_lists_of_full_pages(block_table, seq_lens, kv_indptr, kv_indices, page_size):
+    """Wrong: the last page of a row that it does not fill is not listed; lists are passed."""
+    pages = seq_lens // page_size
+    used = torch.arange(block_table.shape[1]) < pages[:, None]
+    kv_indptr.copy_(torch.nn.functional.pad(pages.cumsum(0), (1, 0)))
+    kv_indices[: int(pages.sum())] = block_table[used]

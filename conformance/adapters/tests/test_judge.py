@@ -1,0 +1,276 @@
+"""``paged-mla judge``: what it finds of a function, what it writes, and its verdicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import judged
+import pytest
+
+from paged_mla_adapters.judge.claims import Claims, Served, read, write
+from paged_mla_adapters.judge.probes import probe
+from paged_mla_adapters.judge.probing import HEADS, NotCallable, Recorded, find
+from paged_mla_adapters.judge.roles import ALIASES, KINDS, roles_of
+from paged_mla_adapters.judge.target import calls_of, load
+from paged_mla_shared.errors import InvalidArgument
+
+FILE = Path(judged.__file__)
+PAGE = Path(__file__).parents[2] / "docs" / "judge.md"
+
+
+def described(name: str, kind: str = "attend") -> Claims:
+    target = f"{FILE}:{name}"
+    return Claims(target, kind, roles=roles_of(calls_of(load(target)), kind, {}, {}))
+
+
+def found(name: str, kind: str = "attend") -> Claims:
+    return find(described(name, kind), lambda _key, *asked: probe(*asked))
+
+
+def ask(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``paged-mla judge`` in a folder, on two processes."""
+    return subprocess.run(
+        [sys.executable, "-m", "paged_mla", "judge", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def test_a_name_has_one_role():
+    names = [name for names in ALIASES.values() for name in names]
+    assert len(names) == len(set(names))
+    assert all(name == name.lower() for name in names)
+
+
+def test_roles_follow_from_names_whatever_their_case():
+    def kernel(Q, KV_Cache, Page_Table, Cache_Seqlens, unused=3, *more, **others): ...
+
+    found = roles_of([kernel], "attend", {}, {})
+    assert found == {
+        "Q": "q",
+        "KV_Cache": "kv_cache",
+        "Page_Table": "block_table",
+        "Cache_Seqlens": "seq_lens",
+    }
+
+
+def test_what_the_user_says_comes_first():
+    def kernel(a, kv_cache, block_table, seq_lens, num_splits, q=None): ...
+
+    found = roles_of([kernel], "attend", {"q": "a"}, {"num_splits": 4})
+    assert found["a"] == "q"
+    assert "q" not in found
+    assert "num_splits" not in found
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "message"),
+    [
+        ("q, kv_cache, block_table, seq_lens, wanted", "attend", "parameter wanted"),
+        ("q, query, kv_cache, block_table", "attend", "parameters q and query"),
+        ("q, kv_cache, seq_lens", "attend", "the blocks of each row"),
+        ("q_nope, kv_cache, block_table", "attend", "queries of the function"),
+        ("ckv, k_pe, slots", "append", "a cache of the function"),
+        ("out_a, lse_a, out_b", "merge", "two partial answers"),
+    ],
+)
+def test_a_signature_that_cannot_be_called(names: str, kind: str, message: str):
+    """The error names the parameter, and the option that says its role."""
+    kernel = eval(f"lambda {names}: None")
+    with pytest.raises(InvalidArgument, match=message) as error:
+        roles_of([kernel], kind, {}, {})
+    assert "--map" in error.value.allowed
+
+
+def test_parameters_that_cannot_be_named():
+    with pytest.raises(InvalidArgument, match="one without a name"):
+        roles_of([lambda _q, /: None], "attend", {}, {})
+    with pytest.raises(InvalidArgument, match="--map: got lens"):
+        roles_of([judged.decode], "attend", {"lens": "seq_lens"}, {})
+    with pytest.raises(InvalidArgument, match="seq_lens=lens"):
+        roles_of([judged.decode], "attend", {"seq_lens": "lens"}, {})
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("decode", "MODULE:FUNCTION"),
+        ("judged:nothing", "without nothing"),
+        ("nowhere.py:decode", "a file that is there"),
+        ("judged:LN2", "a float"),
+    ],
+)
+def test_a_target_that_is_not_there(target: str, message: str):
+    with pytest.raises(InvalidArgument, match=message):
+        load(target)
+
+
+def test_a_class_without_plan():
+    with pytest.raises(InvalidArgument, match="plan and run"):
+        calls_of(dict)
+
+
+def test_the_plainest_function():
+    """Dims, types, heads and blocks are those that return an answer; one query a row."""
+    claims = found("decode")
+    served = claims.served
+    assert (claims.query, claims.cache, claims.lse) == ("[T, H, D]", "[blocks, size, D]", "natural")
+    assert set(served.dtypes) == {"float32", "float16", "bfloat16"}
+    assert served.num_heads == HEADS
+    assert {1, 64, 256} < set(served.block_sizes)
+    assert (512, 64) in served.head_dims
+    assert served.max_query_len == 1
+    assert not served.mixed
+    assert served.padding
+    assert served.strided_cache
+
+
+def test_an_error_is_not_served_and_a_wrong_answer_is():
+    """The suite judges what is wrong; what raises is not asked."""
+    assert set(found("refuses_odd_heads").served.num_heads) == {16, 32, 48, 64, 96, 128}
+    assert found("sixteen_heads_at_a_time").served.num_heads == HEADS
+
+
+def test_layouts_follow_from_the_nearest_answer():
+    claims = found("with_a_head_axis")
+    assert claims.query == "[B, Q, H, D]"
+    assert claims.cache == "[blocks, size, 1, D]"
+    assert (claims.out, claims.lse_layout) == ("[B, Q, H]", "[B, H, Q]")
+    assert claims.served.masks == ("causal", "non_causal")
+    assert claims.served.max_query_len > 1000
+    assert not claims.served.mixed
+
+
+def test_slots_of_requests_and_a_flat_cache():
+    claims = found("over_requests")
+    assert claims.cache == "[slots, 1, D]"
+    assert claims.lse == "none"
+    assert not claims.served.strided_cache
+
+
+def test_a_class_over_csr():
+    claims = found("Wrapper")
+    assert claims.lse == "base 2"
+    assert claims.served.mixed
+    assert claims.served.masks == ("causal", "non_causal")
+
+
+def test_writers_and_merges():
+    assert found("write", "append").cache == "[blocks, size, D]"
+    assert found("write_whatever_the_slot", "append").cache == "[slots, D]"
+    assert found("merge", "merge").lse_layout == "[H, T]"
+    assert found("merge_in_base_2", "merge").lse == "base 2"
+
+
+def test_wrong_page_lists_are_served():
+    """What the lists say is held against the rules by the suite; they are no Python error."""
+    for name in ("page_lists", "page_lists_of_full_pages"):
+        assert {1, 64} < set(found(name, "csr").served.block_sizes)
+
+
+def test_a_function_that_answers_no_call():
+    """The first errors are named, each once."""
+
+    def ask(_key, *asked):
+        return replace(probe(*asked), why_not="RuntimeError: no kernel image")
+
+    with pytest.raises(NotCallable) as error:
+        find(described("decode"), ask)
+    assert str(error.value).count("no kernel image") == 1
+
+
+def test_a_probe_that_ended_its_process_is_served(tmp_path: Path):
+    """S-9: a crash is no Python error, and the suite is to find it."""
+    path = tmp_path / "probes.jsonl"
+    path.write_text(json.dumps({"key": "num_heads 5", "probe": None}) + "\n")
+    claims = find(described("refuses_odd_heads"), Recorded(path))
+    assert 5 in claims.served.num_heads
+    assert 6 not in claims.served.num_heads
+
+
+def test_claims_are_read_as_they_were_written(tmp_path: Path):
+    path = tmp_path / "out" / "claims.toml"
+    served = Served(dtypes=("float16",), head_dims=((512, 64),), num_heads=(16,), padding=False)
+    claims = replace(described("Wrapper"), given={"splits": 4}, softmax_scale=0.125, served=served)
+    write(claims, path)
+    assert read(path) == claims
+    assert claims.capabilities.softmax_scale == 0.125
+    assert "padding" not in claims.capabilities.features
+
+
+@pytest.mark.parametrize("name", ["kind", "device", "query", "cache", "out", "lse_layout", "lse"])
+def test_claims_with_a_word_that_has_no_meaning(name: str):
+    with pytest.raises(InvalidArgument, match=f"{name}: got 'other'"):
+        Claims("judged:decode", **{name: "other"})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "status", "expected"),
+    [
+        ("decode", [], 0, "PASSED in part"),
+        ("without_lse", [], 0, "profile kernel,no-lse"),
+        ("Wrapper", [], 0, "profile kernel,base-2"),
+        ("write", ["--append"], 0, "PASSED in part"),
+        ("sixteen_heads_at_a_time", [], 1, "S-5"),
+        ("write_whatever_the_slot", ["--append"], 1, "S-10"),
+        ("merge_in_base_2", ["--merge"], 1, "S-8"),
+        ("page_lists_of_full_pages", ["--csr"], 1, "pages of 64 tokens"),
+    ],
+)
+def test_the_verdict(name: str, options: list[str], status: int, expected: str, tmp_path: Path):
+    """A right function of any signature passes, and a wrong one fails by its rule."""
+    done = ask(f"{FILE}:{name}", *options, "--quick", folder=tmp_path)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert expected in done.stdout
+
+
+def test_claims_hold_a_later_run(tmp_path: Path):
+    """What was served once is asked again, though it raises now."""
+    target = f"{FILE}:refuses_odd_heads"
+    path = tmp_path / "claims.toml"
+    write(replace(found("decode"), target=target), path)
+    done = ask(target, "--claims", str(path), "--only", "decode-h9-fp32", folder=tmp_path)
+    assert "--probe finds it anew" in done.stdout
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "AssertionError: heads" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["judged.py"], "allowed: MODULE:FUNCTION"),
+        ([f"{FILE}:decode", "--map", "q"], "allowed: NAME=VALUE"),
+        ([f"{FILE}:decode", "--set", "x=a b"], "a value as Python writes it"),
+        ([f"{FILE}:decode", "--scale", "-1"], "a number > 0"),
+        ([f"{FILE}:decode", "--map", "workspace=softmax_scale"], "the softmax scale"),
+    ],
+)
+def test_a_wrong_command_line(arguments: list[str], message: str, tmp_path: Path):
+    done = ask(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_module_that_cannot_be_imported(tmp_path: Path):
+    """The traceback is the user's own, and nothing is called skipped."""
+    (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
+    done = ask("broken:decode", folder=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert "a_package_that_is_not_there" in done.stderr
+
+
+def test_the_page_has_every_role_and_its_names():
+    page = PAGE.read_text()
+    for role, names in ALIASES.items():
+        assert f"| `{role}` | {', '.join(names)} |" in page
+    assert set(KINDS) == {"attend", "append", "merge", "csr"}

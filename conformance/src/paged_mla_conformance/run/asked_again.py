@@ -1,0 +1,46 @@
+"""Asks one test of a finished run again, in a process of its own."""
+
+from __future__ import annotations
+
+import io
+
+from paged_mla_conformance.run.options import Options
+from paged_mla_conformance.run.reports.report import Report
+from paged_mla_conformance.run.reports.result import Result
+from paged_mla_conformance.run.subject import Subject
+from paged_mla_conformance.run.workers.progress import Progress
+from paged_mla_conformance.run.workers.scheduler import Refused, Scheduler
+from paged_mla_conformance.run.workers.worker import Worker, threads_of_each
+
+_NOT_AGAIN = ("--mla-quick", "--mla-dump=")
+
+
+def ask_again(options: Options, report: Report, test: str, *arguments: str) -> Result | None:
+    """Return what becomes of a test; ``None`` if it was not asked.
+
+    Parameters
+    ----------
+    options : Options
+        Of the run.
+    report : Report
+        Of the run; it stays as it is.
+    test : str
+    arguments : str
+        Pytest's, beside those of the run.
+    """
+    own = [a for a in options.pytest_arguments if not a.startswith(_NOT_AGAIN)]
+    own += [*arguments, f"--mla-only={test}"]
+    again = Report(Subject(options.backend), time_limit=options.time_limit, commit=report.commit)
+    scheduler = Scheduler(
+        own,
+        again,
+        Progress(io.StringIO()),
+        first=Worker(own, on_screen=False, threads=threads_of_each(1)),
+        workers=1,
+        on_screen=False,
+    )
+    try:
+        scheduler.run()
+    except Refused:
+        return None
+    return next(iter(again.results), None)

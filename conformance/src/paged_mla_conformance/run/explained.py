@@ -1,0 +1,47 @@
+"""The faults behind the causes of a run: the smallest failing step of each is explained."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from paged_mla_conformance.run.asked_again import ask_again
+from paged_mla_conformance.run.options import Options
+from paged_mla_conformance.run.reports.report import Report
+from paged_mla_reference.explain.checks.limits import check_keys, check_pairs
+from paged_mla_reference.explain.explanation import explain
+from paged_mla_shared.dump import load_dump
+from paged_mla_shared.errors import InvalidArgument
+
+_MOST = 3  # causes
+
+
+def explain_causes(options: Options, report: Report) -> None:
+    """Look for the fault that gives the answers of each of the first causes.
+
+    Parameters
+    ----------
+    options : Options
+        Of the run.
+    report : Report
+        Of the run, finished. Gets a sentence for each cause that a fault explains.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        causes = [cause for cause in report.causes if cause.has_dump]
+        for number, cause in enumerate(causes[:_MOST]):
+            test, path = cause.smallest.test, Path(folder, f"{number}.safetensors")
+            ask_again(options, report, test, f"--mla-dump={path}")
+            if path.exists() and (sentence := _explained(path)):
+                report.explanations[test] = sentence
+
+
+def _explained(path: Path) -> str:
+    """Return the fault that a dump's answers are those of, in a sentence; "" for none."""
+    try:
+        dump = load_dump(path)
+        check_keys(dump)
+        check_pairs(dump)
+    except InvalidArgument:
+        return ""  # too large to be explained
+    found = explain(dump)
+    return found.cause if found.best else ""

@@ -1,0 +1,26 @@
+"""A failing run looks for the fault behind each of its first causes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from running import FEW, MUTANTS, report_of
+
+WRONG = f"{MUTANTS}:scale-of-the-absorbed-width"
+
+
+def test_the_screen_names_the_fault(tmp_path: Path):
+    """S-5: the smallest failing step is recorded, and its answers are those of a known fault."""
+    report = report_of(tmp_path, "--backend", WRONG, *FEW)
+    assert "   looks like: Matches every bit: " in report["printed"]
+    assert "scale-of-the-absorbed-width (The scale is (R + P) ** -0.5)" in report["printed"]
+    assert "scale-of-the-absorbed-width" in report["causes"][0]["fault"]
+    [page] = tmp_path.glob("*.html")
+    assert "Looks like: " in page.read_text()
+
+
+def test_a_fault_that_nothing_explains_is_not_named(tmp_path: Path):
+    """A sentence that says nothing takes no line."""
+    report = report_of(tmp_path, "--backend", "noisy:create", *FEW)
+    assert "looks like" not in report["printed"]
+    assert not report["causes"][0]["fault"]
