@@ -24,3 +24,10 @@ def test_a_fault_that_nothing_explains_is_not_named(tmp_path: Path):
     report = report_of(tmp_path, "--backend", "noisy:create", *FEW)
     assert "looks like" not in report["printed"]
     assert not report["causes"][0]["fault"]
+
+
+def test_what_depends_on_earlier_calls_is_said(tmp_path: Path):
+    """S-17: the test that failed in the run passes alone."""
+    names = "decode-h8-fp32 or decode-h8-bs1-fp32 or decode-1-key-fp32 or decode-bs"
+    report = report_of(tmp_path, "--backend", "forgetful:create", "-k", names)
+    assert any("depends on earlier calls" in cause["fault"] for cause in report["causes"])
