@@ -108,6 +108,14 @@ def test_tails_of_other_tiles(tile: int):
     assert f"every failing case has a row whose keys are no multiple of {tile}," in cause.sentence
 
 
+def test_all_types_but_one():
+    """S-5: a sum that is kept in 16 bits fails in both types of 16 bits."""
+    kinds = ("float32", "float16", "bfloat16")
+    known = [traits(h, k, dtype=d) for h, k, d in product(HEADS, KEYS, kinds)]
+    cause = run(lambda t: t["dtype"] != "float32" and t["longest"] > 1, known)
+    assert "every failing case has a dtype other than float32" in cause.sentence
+
+
 def test_padded_tokens_are_found():
     """S-6: a flag of a case is a property too."""
     known = [traits(h, 9, padded_tokens=n % 3 == 0) for n, h in enumerate(HEADS)]

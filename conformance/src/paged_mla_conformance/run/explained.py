@@ -10,10 +10,12 @@ from paged_mla_conformance.run.options import Options
 from paged_mla_conformance.run.reports.report import Report
 from paged_mla_reference.explain.checks.limits import check_keys, check_pairs
 from paged_mla_reference.explain.explanation import explain
+from paged_mla_reference.explain.hypotheses.residual import Residual
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument
 
 _MOST = 3  # causes
+_NEAR = 0.5  # of what is wrong, that a fault must explain to be named
 _PASSES_ALONE = (
     "This test passes when a fresh process is asked nothing else: the answer depends on earlier "
     "calls, as with a buffer or a plan that is kept between them (S-17)."
@@ -43,7 +45,7 @@ def explain_causes(options: Options, report: Report) -> None:
 
 
 def _explained(path: Path) -> str:
-    """Return the fault that a dump's answers are those of, in a sentence; "" for none."""
+    """Return the fault whose answers a dump has, or nearly has, in a sentence; "" for none."""
     try:
         dump = load_dump(path)
         check_keys(dump)
@@ -51,4 +53,10 @@ def _explained(path: Path) -> str:
     except InvalidArgument:
         return ""  # too large to be explained
     found = explain(dump)
-    return found.cause if found.best else ""
+    is_near = any(_share(fit.residual) >= _NEAR for fit in found.fits[:1])
+    return found.cause if found.best or is_near else ""
+
+
+def _share(residual: Residual) -> float:
+    """Return how much of what is wrong a fault explains."""
+    return 1 - residual.wrong / max(residual.was, 1)

@@ -91,6 +91,10 @@ def properties_of(known: Sequence[Traits]) -> list[Property]:
     found = [Property(phrase, _has(name)) for name, phrase in _FLAGS.items()]
     for name, phrase in _WORDS.items():
         found += [Property(phrase.format(word), _names(name, word)) for word in _words(name, known)]
+    dtypes = _words("dtype", known)
+    if len(dtypes) > 2:  # of two, each is all others of the other
+        others = "a dtype other than {}"
+        found += [Property(others.format(d), _not(_names("dtype", d))) for d in dtypes]
     for name, (one, many) in _EQUAL.items():
         for value in _values(name, known):
             phrase = one if value == 1 else many.format(value)
