@@ -19,6 +19,14 @@ def test_the_screen_names_the_fault(tmp_path: Path):
     assert "Looks like: " in page.read_text()
 
 
+def test_one_fault_behind_several_causes(tmp_path: Path):
+    """S-5, S-7: the scale makes outputs of some cases wrong, and the lse alone of others."""
+    report = report_of(tmp_path, "--backend", WRONG, "--quick")
+    assert len(report["causes"]) > 1
+    assert "Behind the first causes: Matches all " in report["printed"]
+    assert "scale-of-the-absorbed-width" in report["shared_fault"]
+
+
 def test_a_fault_that_nothing_explains_is_not_named(tmp_path: Path):
     """A sentence that says nothing takes no line."""
     report = report_of(tmp_path, "--backend", "noisy:create", *FEW)

@@ -9,8 +9,9 @@ from paged_mla_conformance.run.asked_again import ask_again
 from paged_mla_conformance.run.options import Options
 from paged_mla_conformance.run.reports.report import Report
 from paged_mla_reference.explain.checks.limits import check_keys, check_pairs
-from paged_mla_reference.explain.explanation import explain
+from paged_mla_reference.explain.explanation import Explanation, explain
 from paged_mla_reference.explain.hypotheses.residual import Residual
+from paged_mla_reference.explain.joint_explanation import explain_jointly
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument
 
@@ -23,7 +24,7 @@ _PASSES_ALONE = (
 
 
 def explain_causes(options: Options, report: Report) -> None:
-    """Look for the fault that gives the answers of each of the first causes.
+    """Look for the fault that gives the answers of each of the first causes, and of all of them.
 
     Parameters
     ----------
@@ -32,27 +33,39 @@ def explain_causes(options: Options, report: Report) -> None:
     report : Report
         Of the run, finished. Gets a sentence for each cause that a fault explains.
     """
+    explanations: list[Explanation] = []
     with tempfile.TemporaryDirectory() as folder:
         causes = [cause for cause in report.causes if cause.has_dump]
         for number, cause in enumerate(causes[:_MOST]):
             test, path = cause.smallest.test, Path(folder, f"{number}.safetensors")
             alone = ask_again(options, report, test, f"--mla-dump={path}")
-            sentence = _explained(path) if path.exists() else ""
             if alone is not None and alone.outcome == "passed":
-                sentence = _PASSES_ALONE
-            if sentence:
-                report.explanations[test] = sentence
+                report.explanations[test] = _PASSES_ALONE
+                for other in cause.tests:  # what it did over finite memory tells nothing then
+                    report.over_stale_memory.pop(other, None)
+            elif (found := _explained(path)) is not None:
+                explanations.append(found)
+                report.explanations[test] = _sentence(found)
+    if len(explanations) > 1:
+        together = explain_jointly(explanations)
+        report.shared_fault = together.cause if together.best else ""
 
 
-def _explained(path: Path) -> str:
-    """Return the fault whose answers a dump has, or nearly has, in a sentence; "" for none."""
+def _explained(path: Path) -> Explanation | None:
+    """Return a dump with what explains it; ``None`` where there is none, or it is too large."""
+    if not path.exists():
+        return None
     try:
         dump = load_dump(path)
         check_keys(dump)
         check_pairs(dump)
     except InvalidArgument:
-        return ""  # too large to be explained
-    found = explain(dump)
+        return None
+    return explain(dump)
+
+
+def _sentence(found: Explanation) -> str:
+    """Return the fault whose answers a dump has, or nearly has; "" where none is near."""
     is_near = any(_share(fit.residual) >= _NEAR for fit in found.fits[:1])
     return found.cause if found.best or is_near else ""
 

@@ -61,6 +61,8 @@ class Report:
         Of the suite.
     explanations : dict of str to str
         The fault whose answers are those of a failing test, in a sentence.
+    shared_fault : str
+        The fault behind all causes that were explained, in a sentence; "" for none.
     """
 
     subject: Subject
@@ -75,6 +77,7 @@ class Report:
     warnings: dict[str, Warned] = field(default_factory=dict)
     over_stale_memory: dict[str, Result] = field(default_factory=dict)
     explanations: dict[str, str] = field(default_factory=dict)
+    shared_fault: str = ""
     commit: str = field(default_factory=lambda: commit_of(__file__))
     date: str = field(default_factory=lambda: dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
     started: float = field(default_factory=time.monotonic)
@@ -215,6 +218,7 @@ class Report:
                 {"message": text, **asdict(warned)} for text, warned in self.warnings.items()
             ],
             "causes": [cause.as_dict() for cause in self.causes],
+            **({"shared_fault": self.shared_fault} if self.shared_fault else {}),
             "results": [r.as_dict() for r in sorted(self.results, key=lambda r: r.test)],
         }
 

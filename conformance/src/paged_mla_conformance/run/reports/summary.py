@@ -11,7 +11,7 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from paged_mla_conformance.run.reports.causes import DUMP, Cause
 from paged_mla_conformance.run.reports.report import CORE_MISSING, Report
@@ -44,8 +44,10 @@ def write(report: Report, stream: TextIO, *, dump: Path | None = None) -> None:
         [result] = report.results
         lines = _whole(result, report) if result.fails else []
     else:
-        room = MOST_LINES - "\n".join(end).count("\n") - 1 - (dump is not None)
-        lines = _of_causes(report.causes, room)
+        shared = report.shared_fault
+        lines = _wrapped(f"Behind the first causes: {shared}", 2) if shared else []
+        room = MOST_LINES - len(lines) - "\n".join(end).count("\n") - 1 - (dump is not None)
+        lines += _of_causes(report.causes, room)
     if dump is not None:
         lines.append(_about_dump(dump))
     stream.write(printable("\n".join([*lines, *end])) + "\n")
@@ -86,10 +88,10 @@ def _of_causes(causes: Sequence[Cause], room: int) -> list[str]:
 def _of_cause(number: int, cause: Cause) -> list[str]:
     smallest = cause.smallest
     about = f"smallest: {smallest.test}: {smallest.why or 'see the test'}"
-    if smallest.note:
-        about += f" ({smallest.note})"
+    if sizes := "; ".join(filter(None, (_sizes(smallest.traits), smallest.note))):
+        about += f" ({sizes})"
     lines = _wrapped(f"{number}. {cause.sentence}", 2)
-    lines += _wrapped(f"   {about}", 1)
+    lines += _wrapped(f"   {about}", 2)
     lines += _wrapped(f"   error: {cause.error}", 2)
     if cause.fault:
         lines += _wrapped(f"   looks like: {cause.fault}", 2)
@@ -97,6 +99,16 @@ def _of_cause(number: int, cause: Cause) -> list[str]:
     if cause.has_dump:
         lines.append(f"   explain: paged-mla explain {DUMP}")
     return lines
+
+
+def _sizes(traits: Mapping[str, Any]) -> str:
+    """Return the sizes of a situation, which patterns of wrong answers are held against."""
+    if "work" not in traits:
+        return ""
+    keys = ", ".join(map(str, traits["keys"])) or "no"
+    queries = "1 query token" if traits["queries"] == 1 else f"up to {traits['queries']} queries"
+    heads = "1 head" if traits["heads"] == 1 else f"{traits['heads']} heads"
+    return f"{heads}, blocks of {traits['block_size']}, rows of {keys} keys with {queries}"
 
 
 def _wrapped(text: str, most: int) -> list[str]:
