@@ -63,6 +63,11 @@ def over_requests(q_nope, q_pe, k_buffer, v_buffer, o, req_to_tokens, b_req_idx,
         o[b] = (torch.softmax(scores, -1) @ v_buffer[slots, 0].float()).to(o.dtype) if n else 0
 
 
+def behind_a_prefix(q, kv_cache, block_table, cache_seqlens, softmax_scale, kv_lora_rank):
+    """Right, but for rows without keys: lengths leave out the step's own token."""
+    return decode(q, kv_cache, block_table, cache_seqlens + 1, softmax_scale, kv_lora_rank)
+
+
 class Wrapper:
     """Right: planned and run, rows of any lengths, pages as CSR, two caches, an lse of base 2."""
 

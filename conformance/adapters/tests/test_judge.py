@@ -14,7 +14,7 @@ import pytest
 
 from paged_mla_adapters.judge.claims import Claims, Served, read, write
 from paged_mla_adapters.judge.probes import probe
-from paged_mla_adapters.judge.probing import HEADS, NotCallable, Recorded, find
+from paged_mla_adapters.judge.probing import HEADS, NotCallable, Recorded, beginnings, find
 from paged_mla_adapters.judge.roles import ALIASES, KINDS, roles_of
 from paged_mla_adapters.judge.target import calls_of, load
 from paged_mla_shared.errors import InvalidArgument
@@ -137,6 +137,17 @@ def test_an_error_is_not_served_and_a_wrong_answer_is():
     """The suite judges what is wrong; what raises is not asked."""
     assert set(found("refuses_odd_heads").served.num_heads) == {16, 32, 48, 64, 96, 128}
     assert found("sixteen_heads_at_a_time").served.num_heads == HEADS
+
+
+def test_lengths_without_the_steps_own_tokens():
+    """S-2: a role of their own, which the user names."""
+    target = f"{FILE}:behind_a_prefix"
+    mapped = {"prefix_lens": "cache_seqlens"}
+    roles = roles_of(calls_of(load(target)), "attend", mapped, {})
+    assert roles["cache_seqlens"] == "prefix_lens"
+    claims = find(Claims(target, roles=roles), lambda _key, *asked: probe(*asked))
+    case, dims, dtype = next(beginnings(claims))
+    assert probe(claims, case, dims, dtype).error < 0.01
 
 
 def test_layouts_follow_from_the_nearest_answer():

@@ -57,17 +57,17 @@ def main(arguments: list[str] | None = None) -> int:
     path: Path = options.claims or _default_path(options.target)
     try:
         if path.exists() and not options.probe:
-            print(f"{path} says how the function is called; --probe finds it anew")
+            print(printable(f"{path} says how the function is called; --probe finds it anew"))
             claims = read(path)
         else:
             claims = _probed(_described(options), path)
     except (InvalidArgument, Unsupported, _NotCallable) as error:
-        print(f"paged-mla judge: {error}", file=sys.stderr)
+        print(printable(f"paged-mla judge: {error}"), file=sys.stderr)
         return _USAGE_ERROR
     except _NotImported as error:
         print(printable(error), end="", file=sys.stderr)
         return _USAGE_ERROR
-    print("\n".join(_table(claims, path)), flush=True)
+    print(printable("\n".join(_table(claims, path))), flush=True)
     command = ["--backend", str(path), "--profile", claims.profile]
     if not any(argument.startswith("--dims") for argument in rest):
         command += ["--dims", _dims(claims)]

@@ -72,7 +72,7 @@ def find(claims: Claims, ask: Ask) -> Claims:
     promised = claims.served  # of a solution; nothing of a function
     free = claims if promised.dtypes else replace(claims, served=ANYTHING)
     causes: dict[str, str] = {}
-    for case, dims, dtype in _beginnings(free):
+    for case, dims, dtype in beginnings(free):
         found: list[tuple[float, int, Claims, Probe]] = []
         for number, candidate in enumerate(_candidates(free)):
             place = (
@@ -94,7 +94,7 @@ def find(claims: Claims, ask: Ask) -> Claims:
     raise NotCallable("\n".join(lines))
 
 
-def _beginnings(claims: Claims) -> Iterator[tuple[Case, MlaDims, str]]:
+def beginnings(claims: Claims) -> Iterator[tuple[Case, MlaDims, str]]:
     """Return calls of which a kernel may serve one, the likeliest first."""
     on_gpu, served = claims.device == "cuda", claims.served
     dims: tuple[MlaDims, ...] = DIMS if on_gpu else DIMS[::-1]
@@ -109,7 +109,7 @@ def _beginnings(claims: Claims) -> Iterator[tuple[Case, MlaDims, str]]:
 def knows_lengths(claims: Claims) -> bool:
     """Return whether a call says how many keys a row has, and not how many pages alone."""
     roles = set(claims.roles.values())
-    said = {"seq_lens", "kv_last_page_len"} & roles
+    said = {"seq_lens", "prefix_lens", "kv_last_page_len"} & roles
     return bool(said) or bool(claims.like) or claims.kind in {"append", "merge"}
 
 
