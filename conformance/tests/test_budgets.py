@@ -85,11 +85,15 @@ def test_an_error_of_one_percent_is_outside(dtype: str):
 
 @pytest.mark.parametrize(
     ("factor", "hint"),
-    [(1 / np.log(2), "in base 2, "), (1 / np.log(10), "in base 10, "), (1.5, "every query$")],
+    [
+        (1 / np.log(2), "in base 2, "),
+        (1 / np.log(10), "in base 10, "),
+        (1.5, "every query; every one is 1.5 times the exact one$"),
+    ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_lse_of_another_base_is_called_that(dtype: str, factor: float, hint: str):
-    """S-7: of any other factor nothing is said."""
+    """S-7: any other factor is said as a number."""
     problem, batch, exact, rounded = answers(dtype)
     off = rounded.output(dtype)
     lse = (off.lse * np.float64(factor)).astype(np.float32)

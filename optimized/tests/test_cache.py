@@ -10,6 +10,7 @@ from mla_step import P, R, build, config
 
 from paged_mla_optimized import DraftSteps, LatentCache, PagedMla
 from paged_mla_optimized.backend.memory import Memory
+from paged_mla_optimized.backend.places import OwnAllocations
 from paged_mla_optimized.tensors.latent_cache import as_cache, tensors_of
 from paged_mla_optimized.tensors.latent_cache import empty_cache as zeros_of
 from paged_mla_optimized.tensors.step import MlaStep
@@ -148,7 +149,8 @@ def test_the_suites_cache_keeps_its_bytes(name):
     image = poisoned_image(layout, np.array([4, 1]))
     layout.field(image.blocks, "ckv")[1, 2, 3] = 7
     layout.scales(image.blocks)[1] = 3
-    memory = Memory(problem, torch.device("cpu"))
+    device = torch.device("cpu")
+    memory = Memory(problem, device, OwnAllocations(device))
     memory.load(image)
     every = np.arange(6)
     assert memory.read(every).tobytes() == image.read(every).tobytes()
