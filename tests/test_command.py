@@ -92,7 +92,7 @@ def test_the_suite_names_the_dims_that_it_knows(capsys):
 def test_an_unknown_subcommand_is_refused_with_what_is_allowed():
     done = run("confromance")
     assert done.returncode == 2
-    assert "got the command 'confromance'; allowed: conformance, explain" in done.stderr
+    assert "got the command 'confromance'; allowed: conformance, judge, explain" in done.stderr
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it():
