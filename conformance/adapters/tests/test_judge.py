@@ -254,6 +254,15 @@ def test_claims_hold_a_later_run(tmp_path: Path):
     assert "AssertionError: heads" in done.stdout
 
 
+def test_claims_of_another_function_are_refused(tmp_path: Path):
+    """Two files of one name share the default path; neither is judged by the other's claims."""
+    path = tmp_path / "claims.toml"
+    write(Claims(f"{FILE}:decode"), path)
+    done = ask(f"{FILE}:without_lse", "--claims", str(path), folder=tmp_path)
+    assert done.returncode == 2
+    assert "--probe replaces the file" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -155,7 +155,7 @@ class Guards:
         return _view(room, dtype, shape, torch.empty(shape, device="meta").stride())
 
     def forget(self, name: str) -> None:
-        """Watch a tensor no longer, so that its memory is free once nobody else holds it."""
+        """Stop watching a tensor, and release this reference to its memory."""
         self._rooms = [room for room in self._rooms if room.name != name]
 
     def _room(self, name: str, nbytes: int, *, offset: int, written: bool) -> _Room:

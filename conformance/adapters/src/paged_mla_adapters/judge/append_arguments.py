@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_mla_adapters.judge.arguments import Arguments, cache_view
+from paged_mla_adapters.judge.arguments import CacheArguments
 from paged_mla_adapters.judge.claims import Claims
 from paged_mla_shared.problem import Problem
 
@@ -33,7 +33,7 @@ class Written:
     slot_mapping: torch.Tensor
 
 
-class AppendArguments(Arguments):
+class AppendArguments(CacheArguments):
     """Values of the roles in a call of a function that writes tokens to a cache.
 
     Parameters
@@ -43,9 +43,8 @@ class AppendArguments(Arguments):
     """
 
     def __init__(self, call: Written, claims: Claims) -> None:
-        super().__init__()
-        self._call, self._claims = call, claims
-        self._rank = call.problem.dims.kv_lora_rank
+        super().__init__(call, claims)
+        self._call = call
 
     def finish(self) -> None:
         """Put what was written to the two halves of a cache into the cache."""
@@ -54,15 +53,6 @@ class AppendArguments(Arguments):
             if role in self._made:
                 target = self._call.cache[..., columns]
                 target.copy_(self._made[role].view(target.shape))
-
-    def _kv_cache(self) -> torch.Tensor:
-        return cache_view(self._call.cache, self._claims.cache)
-
-    def _ckv_cache(self) -> torch.Tensor:
-        return cache_view(self._call.cache[..., : self._rank].contiguous(), self._claims.cache)
-
-    def _kpe_cache(self) -> torch.Tensor:
-        return cache_view(self._call.cache[..., self._rank :].contiguous(), self._claims.cache)
 
     def _ckv(self) -> torch.Tensor:
         return self._call.ckv
@@ -75,17 +65,3 @@ class AppendArguments(Arguments):
 
     def _slot_mapping(self) -> torch.Tensor:
         return self._call.slot_mapping
-
-    def _kv_lora_rank(self) -> int:
-        return self._rank
-
-    def _qk_rope_head_dim(self) -> int:
-        return self._call.problem.dims.qk_rope_head_dim
-
-    def _block_size(self) -> int:
-        return self._call.problem.block_size
-
-    def _k_scale(self) -> float:
-        return self._call.problem.cache_scale if self._call.cache.element_size() == 1 else 1.0
-
-    _v_scale = _k_scale

@@ -139,7 +139,7 @@ def backend_of(claims: Claims) -> JudgedBackend:
 
 
 def _version(target: str) -> str:
-    """Return the version of the installed package that a target is of; "" for a file."""
+    """Return the version of the installed package that a target is of, if there is one."""
     top = target.partition(":")[0].partition(".")[0]
     for distribution in importlib.metadata.packages_distributions().get(top, []):
         return importlib.metadata.version(distribution)

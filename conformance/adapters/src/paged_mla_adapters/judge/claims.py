@@ -86,7 +86,7 @@ class Claims:
         One of :data:`QUERY_LAYOUTS`, :data:`CACHE_LAYOUTS`, :data:`OUT_LAYOUTS` twice, and
         :data:`LSES`.
     softmax_scale : float or None
-        The one scale that the function has; ``None`` if it is told one.
+        The scale of a function without a parameter for it; ``None`` if it has one.
     served : Served
     """
 

@@ -59,6 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
         if path.exists() and not options.probe:
             print(printable(f"{path} says how the function is called; --probe finds it anew"))
             claims = read(path)
+            if claims.target != options.target:
+                allowed = f"{options.target}; --probe replaces the file, --claims names another"
+                raise InvalidArgument(f"{path}: target", claims.target, allowed)
         else:
             claims = _probed(_described(options), path)
     except (InvalidArgument, Unsupported, _NotCallable) as error:
@@ -113,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the value of a parameter without a role, as Python writes it",
     )
     add("--like", choices=sorted(LIKE), help="the known signature that it has")
-    add("--scale", type=_scale, help="the one softmax scale of a function that is told none")
+    add("--scale", type=_scale, help="the softmax scale of a function without a parameter for it")
     add("--profile", metavar="A,B", help="terms to judge it in (default: by what it returns)")
     add("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
     add("--claims", type=Path, metavar="TOML", help="where claims are written, and read")
@@ -225,7 +228,7 @@ def _table(claims: Claims, path: Path) -> list[str]:
     """Return what a reader should hold against the function: how it is called, what it serves."""
     served, roles = claims.served, claims.roles
     called = ", ".join(n if n == r else f"{n} is {r}" for n, r in roles.items())
-    rows = [("parameters", called or f"those of {LIKE[claims.like].of}" if claims.like else called)]
+    rows = [("parameters", called or f"those of {LIKE[claims.like].of}")]
     if claims.kind == "attend":
         rows.append(("layouts", f"queries {claims.query}, cache {claims.cache}"))
         rows.append(

@@ -21,11 +21,11 @@ class Like:
     bind : callable
         Returns the kernel of a function, or of a class, that has the signature.
     of : str
-        The function that has it, ``module:function``, and the version that was read.
+        The function that has it, ``module:function``.
     profile : str
         The terms in which it is judged.
     roles : frozenset of str
-        Roles of the signature that say what may be asked beside one query a row.
+        Roles that its parameters play, of those that decide which calls are probed.
     """
 
     bind: Callable[[Callable[..., Any]], Kernel]
