@@ -29,7 +29,7 @@ def described(name: str, kind: str = "attend") -> Claims:
 
 
 def found(name: str, kind: str = "attend") -> Claims:
-    return find(described(name, kind), lambda _key, *asked: probe(*asked))
+    return find(described(name, kind), lambda _key, *asked, **how: probe(*asked, **how))
 
 
 def ask(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -145,7 +145,7 @@ def test_lengths_without_the_steps_own_tokens():
     mapped = {"prefix_lens": "cache_seqlens"}
     roles = roles_of(calls_of(load(target)), "attend", mapped, {})
     assert roles["cache_seqlens"] == "prefix_lens"
-    claims = find(Claims(target, roles=roles), lambda _key, *asked: probe(*asked))
+    claims = find(Claims(target, roles=roles), lambda _key, *asked, **how: probe(*asked, **how))
     case, dims, dtype = next(beginnings(claims))
     assert probe(claims, case, dims, dtype).error < 0.01
 
@@ -190,8 +190,8 @@ def test_wrong_page_lists_are_served():
 def test_a_function_that_answers_no_call():
     """The first errors are named, each once."""
 
-    def ask(_key, *asked):
-        return replace(probe(*asked), why_not="RuntimeError: no kernel image")
+    def ask(_key, *asked, **_how):
+        return replace(probe(*asked, measured=False), why_not="RuntimeError: no kernel image")
 
     with pytest.raises(NotCallable) as error:
         find(described("decode"), ask)

@@ -61,7 +61,7 @@ def test_outputs_are_passed_or_returned(run: str, tmp_path: Path):
     path = solution(tmp_path, run=run, destination_passing_style=run == PASSED)
     roles = roles_of(calls_of(load(str(path))), "attend", {}, {})
     promised = Claims(str(path), roles=roles, served=Solution(path).served)
-    claims = find(promised, lambda _key, *asked: probe(*asked))
+    claims = find(promised, lambda _key, *asked, **how: probe(*asked, **how))
     assert claims.served == promised.served
     assert claims.served.num_heads == (16,)
     assert claims.served.block_sizes == (1,)

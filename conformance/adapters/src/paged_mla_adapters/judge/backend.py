@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
@@ -138,6 +139,7 @@ def backend_of(claims: Claims) -> JudgedBackend:
     )
 
 
+@functools.cache  # where hundreds of packages are installed it takes a second
 def _version(target: str) -> str:
     """Return the version of the installed package that a target is of, if there is one."""
     top = target.partition(":")[0].partition(".")[0]

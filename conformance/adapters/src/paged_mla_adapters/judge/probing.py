@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paged_mla_adapters.judge.claims import (
     CACHE_LAYOUTS,
@@ -47,7 +47,15 @@ ANYTHING = Served(
     max_query_len=1 << 30,
     mixed=True,
 )
-Ask = Callable[[str, Claims, Case, MlaDims, str], Probe]
+
+
+class Ask(Protocol):
+    """Makes a probe."""
+
+    def __call__(
+        self, key: str, claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bool
+    ) -> Probe:
+        """Call the function; ``key`` names the call. See :func:`probes.probe`."""
 
 
 class NotCallable(Exception):
@@ -61,8 +69,7 @@ def find(claims: Claims, ask: Ask) -> Claims:
     ----------
     claims : Claims
         Target, kind, device and roles are said.
-    ask : callable
-        Makes a probe: ``ask(key, claims, case, dims, dtype)``.
+    ask : Ask
 
     Raises
     ------
@@ -80,7 +87,7 @@ def find(claims: Claims, ask: Ask) -> Claims:
             )
             what = f"{place}, queries {candidate.query}, cache {candidate.cache}"
             what += f", lse {candidate.lse_layout}"
-            probed = ask(f"begin: {what}", candidate, case, dims, dtype)
+            probed = ask(f"begin: {what}", candidate, case, dims, dtype, measured=True)
             if probed.why_not:
                 causes.setdefault(probed.why_not, what)
             else:
@@ -142,7 +149,7 @@ def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> 
     """Return the claims with everything that is served around a call that is."""
 
     def works(what: str, changed: Case, at: MlaDims = dims, kind: str = dtype) -> bool:
-        return not ask(what, claims, changed, at, kind).why_not
+        return not ask(what, claims, changed, at, kind, measured=False).why_not
 
     def those(what: str, values: Iterable[Any], make: Callable[[Any], dict[str, Any]]) -> list[Any]:
         return [v for v in values if works(f"{what} {v}", replace(case, **make(v)))]
@@ -228,11 +235,13 @@ class Recorded:
             found = line["probe"] or {"layouts": ["[T, H]", "[T, H]"], "lse_errors": {"natural": 1}}
             self._known[line["key"]] = Probe(**found)
 
-    def __call__(self, key: str, claims: Claims, case: Case, dims: MlaDims, dtype: str) -> Probe:
+    def __call__(
+        self, key: str, claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bool
+    ) -> Probe:
         """Return what became of a call, now or in the process before."""
         if key not in self._known:
             self._note(key, None)
-            self._known[key] = probe(claims, case, dims, dtype)
+            self._known[key] = probe(claims, case, dims, dtype, measured=measured)
             self._note(key, asdict(self._known[key]))
         return self._known[key]
 
