@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from paged_mla_adapters.guards import Guards
+from paged_mla_adapters.surroundings import calls
 from paged_mla_adapters.surroundings import late_inputs as module
 
 
@@ -19,7 +21,23 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(module, "_stream_of", lambda _: None)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _: done.append("slept"))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     return done
+
+
+class Event:
+    """An event that has come to pass once it was recorded."""
+
+    def __init__(self):
+        self._recorded = False
+
+    def record(self):
+        """Be there."""
+        self._recorded = True
+
+    def query(self):
+        """Return whether it is there."""
+        return self._recorded
 
 
 GPU = SimpleNamespace(type="cuda")
@@ -53,8 +71,23 @@ def test_the_device_is_waited_for_where_a_call_fails(happened: list[object]):
     assert happened[-1] == "waited"
 
 
+def test_a_call_whose_inputs_came_early_is_made_again(
+    happened: list[object], monkeypatch: pytest.MonkeyPatch
+):
+    """Once for each name: its kernels are compiled after the first call."""
+    monkeypatch.setattr(calls, "fill_shared_memory", lambda _: happened.append("filled"))
+    around = calls.Surroundings(torch.device("cpu"))
+    monkeypatch.setattr(around, "_device", GPU)
+    monkeypatch.setattr(calls, "guards_of", lambda _: Guards("cpu"))
+    for _ in range(2):
+        answer = around.run("attend", lambda placed, _room: placed["q"].sum(), GIVEN)
+        assert answer == 2
+    once = ["waited", "slept", "filled", "waited"]
+    assert happened == 3 * once
+
+
 def test_a_cpu_has_no_streams(happened: list[object]):
     """Nothing is done there."""
-    with module.late_inputs(copies(), GIVEN, torch.device("cpu")):
-        pass
+    with module.late_inputs(copies(), GIVEN, torch.device("cpu")) as have_come:
+        assert not have_come()
     assert happened == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,6 +44,9 @@ def test_right_kernels_raise_no_alarm(mode: str):
         check=False,
         env={**os.environ, "TRITON_INTERPRET": "1"},
     )
+    refused = re.search("Unsupported: (the interpreter of Triton .* with NumPy .*)", done.stdout)
+    if refused:
+        pytest.skip(refused[1])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert "PASSED in part" in done.stdout.splitlines()[-1]
 

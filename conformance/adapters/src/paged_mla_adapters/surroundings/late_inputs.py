@@ -6,7 +6,7 @@ there, and reads the poison in their places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 
@@ -18,7 +18,7 @@ _SLEEP = 20_000_000  # cycles, about 10 ms: longer than a compiled kernel takes 
 @contextmanager
 def late_inputs(
     placed: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], device: torch.device
-) -> Iterator[None]:
+) -> Iterator[Callable[[], bool]]:
     """Run what is inside on a stream of its own, and wait for the device behind it.
 
     Parameters
@@ -30,12 +30,18 @@ def late_inputs(
     device : torch.device
         On a CPU, which has no streams, nothing is done.
 
+    Yields
+    ------
+    callable
+        Returns whether the inputs have come. Where they have come before the call returned, its
+        kernels may have been launched after them, and the call proves nothing about its stream.
+
     Notes
     -----
     Floats are poisoned by NaN. Integers are 0, which makes an answer wrong and no address illegal.
     """
     if device.type != "cuda":
-        yield
+        yield lambda: False
         return
     for tensor in placed.values():
         tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
@@ -45,7 +51,9 @@ def late_inputs(
             torch.cuda._sleep(_SLEEP)  # type: ignore[no-untyped-call]  # torch has no types
             for name, tensor in placed.items():
                 tensor.copy_(given[name])
-            yield
+            written = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types
+            written.record()
+            yield written.query
     finally:
         torch.cuda.synchronize(device)  # a fault is raised here, in the call that caused it
 
