@@ -23,9 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         # The first process collects the tests while this one imports what judges their results.
-        from paged_mla_conformance.run.judge import judge  # noqa: PLC0415 - see above
+        from paged_mla_conformance.run.whole_run import run_suite  # noqa: PLC0415 - see above
     except KeyboardInterrupt:
         first.stop()
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    return judge(options, first, commit)
+    return run_suite(options, first, commit)

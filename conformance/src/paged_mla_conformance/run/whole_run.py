@@ -17,7 +17,7 @@ from paged_mla_conformance.run.workers.worker import Worker
 from paged_mla_shared.documents import printable
 
 
-def judge(options: Options, first: Worker, commit: str) -> int:
+def run_suite(options: Options, first: Worker, commit: str) -> int:
     """Run the suite and print the verdict.
 
     Parameters
