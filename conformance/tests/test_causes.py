@@ -306,3 +306,16 @@ def test_every_case_has_traits():
         assert case.num_heads in {None, each["heads"]}
         assert each["work"] > 0
         assert all(0 <= count <= each["longest"] for count in each["seen"])
+
+
+def test_of_a_rule_that_few_tests_ask_only_these_are_compared():
+    """S-19: what all others lack says nothing of what fails."""
+    invariant = [replace(r, rules=["S-19"]) for r in _numbered(GRID[::2])]
+    wrong = "[S-19] out: 9 of 16 elements past their budget, first at (0, 0, 0): 1, exact 2"
+    failed = [replace(r, outcome="failed", message=ERROR + wrong, checks=[]) for r in invariant[:9]]
+    [cause] = causes_of([*failed, *invariant[9:], *_numbered(GRID[1::2])])
+    assert f"the {len(invariant) - 9} that passed" in cause.sentence
+
+
+def _numbered(known: list[Traits]) -> list[Result]:
+    return [result(n, each) for n, each in enumerate(known)]

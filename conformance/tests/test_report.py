@@ -183,6 +183,19 @@ def test_the_screen_has_at_most_forty_lines():
     assert f"against: {len(found.reasons_against) - 4} other reasons, in the report" in lines
 
 
+def test_the_screen_states_each_broken_rule_once():
+    """S-20: who reads it need not look rules up."""
+    found = failing(3)
+    for number, result in enumerate(found.results):
+        if result.fails:
+            what = ("out", "lse", "out")[number % 3]
+            text = f"E   Mismatch: [S-7] {what}: bits differ {'at' if number else 'near'}"
+            found.results[number] = replace(result, message=text)
+    stated = [line for line in screen(found) if line.startswith("   S-7: lse is the natural log")]
+    assert len(found.causes) > 1
+    assert len(stated) == 1
+
+
 def test_what_a_process_said_is_whole_where_no_test_failed():
     """S-20: a backend that does not load has nothing else to show."""
     said = "\n".join(f"line {number}" for number in range(30))

@@ -19,6 +19,7 @@ _MOST_NAMED = 3  # groups
 _READ = "memory that the step does not own was read, as finite numbers there remove the NaN"
 _COMPUTED = "the NaN was computed, not read, as it stays where unread memory holds finite numbers"
 _COMPUTED_RULES = {"out": "S-5", "lse": "S-7"}
+_OF_EVERY_ANSWER = {"S-5", "S-7", "S-9"}  # whatever rules a test is there for
 
 
 @dataclass(frozen=True)
@@ -167,13 +168,16 @@ def _comparable(
     """Return the passing tests that could have shown a symptom.
 
     They asked for the operations that all failing ones asked for, and compared the same thing,
-    where that is known: what is compared exactly has other names where it is right.
+    where that is known: what is compared exactly has other names where it is right. Of a rule that
+    few tests ask, they asked it.
     """
     shared = set.intersection(*(set(r.traits.get("operations", ())) for r in failed))
     asked = [r for r in passed if shared <= set(r.traits.get("operations", ()))]
     what = symptom.what
     same = [r for r in asked if any(check["what"].startswith(what) for check in r.checks)]
-    return same if same or what in _COMPUTED_RULES else asked
+    found = same if same or what in _COMPUTED_RULES else asked
+    by_rule = [r for r in found if symptom.rule in r.rules]
+    return found if symptom.rule in _OF_EVERY_ANSWER or not by_rule else by_rule
 
 
 def _common(failed: Sequence[Result], passed: Sequence[Result]) -> str:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from paged_mla_conformance.run.reports.causes import DUMP, Cause
 from paged_mla_conformance.run.reports.report import CORE_MISSING, Report
 from paged_mla_conformance.run.reports.result import Result
+from paged_mla_reference.rules import RULES
 from paged_mla_shared.documents import one_line, printable
 
 MOST_LINES = 40
@@ -71,8 +72,11 @@ def _about_dump(dump: Path) -> str:
 def _of_causes(causes: Sequence[Cause], room: int) -> list[str]:
     """Return the lines about as many causes as there is room for, at least one."""
     lines: list[str] = []
+    stated: set[str] = set()
     for number, cause in enumerate(causes):
-        own = _of_cause(number + 1, cause)
+        rule = cause.symptom.rule
+        own = _of_cause(number + 1, cause, RULES.get(rule, "") if rule not in stated else "")
+        stated.add(rule)
         rest = len(causes) - number
         if number and len(lines) + len(own) + (rest > 1) > room:
             tests = sum(len(other.tests) for other in causes[number:])
@@ -85,12 +89,15 @@ def _of_causes(causes: Sequence[Cause], room: int) -> list[str]:
     return lines
 
 
-def _of_cause(number: int, cause: Cause) -> list[str]:
+def _of_cause(number: int, cause: Cause, rule: str) -> list[str]:
+    """Return the lines about a cause, with its rule in words where that is given."""
     smallest = cause.smallest
     about = f"smallest: {smallest.test}: {smallest.why or 'see the test'}"
     if sizes := "; ".join(filter(None, (_sizes(smallest.traits), smallest.note))):
         about += f" ({sizes})"
     lines = _wrapped(f"{number}. {cause.sentence}", 2)
+    if rule:
+        lines += _wrapped(f"   {cause.symptom.rule}: {rule.replace('`', '')}", 1)
     lines += _wrapped(f"   {about}", 2)
     lines += _wrapped(f"   error: {cause.error}", 2)
     if cause.fault:
