@@ -313,12 +313,17 @@ def flashmla(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def mutants(session: nox.Session) -> None:
-    """Put every known way of being wrong to the suite; one that survives is an error."""
-    install_editable(session, "conformance")
+    """Put every known way of being wrong to the suite; one that survives is an error.
+
+    Without arguments careless kernels are put to the surroundings of calls too.
+    """
+    install_editable(session, "conformance,optimized")
     Path("out").mkdir(exist_ok=True)
     summary = ("--summary", "conformance/docs/mutants.md", "--page", "out/mutants.md")
     pages = () if session.posargs else summary
     session.run("python", "-m", "paged_mla_conformance.meta.mutants", *pages, *session.posargs)
+    if not session.posargs:
+        session.run("python", "-m", "paged_mla_adapters.mutants", *summary[:2])
 
 
 @nox.session(default=False)

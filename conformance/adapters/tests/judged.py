@@ -130,6 +130,28 @@ def merge(prefix_output, prefix_lse, suffix_output, suffix_lse):
     return out, lse
 
 
+def merge_in_place(out_a, lse_a, out_b, lse_b):
+    """Wrong: the answer is written over the first partial one."""
+    lse = torch.logaddexp(lse_a, lse_b)
+    out_a.mul_(torch.exp(lse_a - lse)[..., None])
+    out_a.add_(out_b * torch.exp(lse_b - lse)[..., None])
+    return out_a, lse
+
+
+def clears_queries(q_nope, q_pe, ckv_cache, kpe_cache, block_table, seq_lens, scale):
+    """Wrong: rotated queries are cleared once they were read."""
+    q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv_cache, kpe_cache], -1)
+    q_pe.zero_()
+    return decode(q, cache, block_table, seq_lens, scale, ckv_cache.shape[-1])
+
+
+def clears_keys(q_nope, q_pe, ckv_cache, kpe_cache, block_table, seq_lens, scale):
+    """Wrong: rotated keys are cleared once they were read."""
+    q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv_cache, kpe_cache], -1)
+    kpe_cache.zero_()
+    return decode(q, cache, block_table, seq_lens, scale, ckv_cache.shape[-1])
+
+
 def merge_in_base_2(v_a, s_a, v_b, s_b):
     """Right but for queries without any key: they have NaN."""
     lse = torch.logaddexp2(s_a, s_b)

@@ -12,11 +12,22 @@ from pathlib import Path
 import judged
 import pytest
 
+from paged_mla_adapters.judge import command
+from paged_mla_adapters.judge.backend import backend_of
 from paged_mla_adapters.judge.claims import Claims, Served, read, write
 from paged_mla_adapters.judge.probes import probe
-from paged_mla_adapters.judge.probing import HEADS, NotCallable, Recorded, beginnings, find
+from paged_mla_adapters.judge.probing import (
+    ANYTHING,
+    HEADS,
+    NotCallable,
+    Recorded,
+    beginnings,
+    find,
+)
 from paged_mla_adapters.judge.roles import ALIASES, KINDS, roles_of
 from paged_mla_adapters.judge.target import calls_of, load
+from paged_mla_adapters.mutants.kill import ask as ask_backend
+from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.errors import InvalidArgument
 
 FILE = Path(judged.__file__)
@@ -187,6 +198,23 @@ def test_wrong_page_lists_are_served():
         assert {1, 64} < set(found(name, "csr").served.block_sizes)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("merge_in_place", "merge", "merge: the input out_a was changed"),
+        ("clears_queries", "attend", "attend: the input q_pe was changed"),
+        ("clears_keys", "attend", "cache: .* bytes wrong"),
+    ],
+)
+def test_what_a_function_may_only_read(name: str, kind: str, said: str):
+    """S-10: parts of queries and caches are inputs too. The suite says it, and no probe refuses."""
+    claims = replace(described(name, kind), served=ANYTHING)
+    case, dims, dtype = next(beginnings(claims))
+    assert not probe(claims, case, dims, dtype).why_not
+    with pytest.raises(Mismatch, match=rf"^\[S-10\] {said}"):
+        ask_backend(backend_of(claims), kind)
+
+
 def test_a_function_that_answers_no_call():
     """The first errors are named, each once."""
 
@@ -261,6 +289,40 @@ def test_claims_of_another_function_are_refused(tmp_path: Path):
     done = ask(f"{FILE}:without_lse", "--claims", str(path), folder=tmp_path)
     assert done.returncode == 2
     assert "--probe replaces the file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        (["--map", "q=queries"], "--map q=queries"),
+        (["--set", "splits=8", "--scale", "0.5"], "--set splits=8, --scale 0.5"),
+        (["--like", "flash_mla"], "--like flash_mla"),
+        (["--merge"], "--merge"),
+        (["--set", "splits=(4, 4)", "--set", "more=1"], "--set more=1"),
+        (["--map", "q=query", "--set", "splits=(4, 4)", "--scale", "0.25", "--append"], ""),
+    ],
+)
+def test_options_that_a_claims_file_was_written_without(
+    options: list[str],
+    refused: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """They are refused by name; those that it was written with may stand there again."""
+    path = tmp_path / "claims.toml"
+    given = {"splits": [4, 4]}
+    roles = {"query": "q"}
+    write(Claims("judged:gone", "append", roles=roles, given=given, softmax_scale=0.25), path)
+    monkeypatch.setattr(command, "conformance", lambda _: 0)
+    status = command.main(["judged:gone", "--claims", str(path), *options])
+    said = capsys.readouterr().err
+    if refused:
+        assert status == 2
+        assert f"options: got {refused}; allowed: the claims file {path} was written" in said
+        assert "use --probe to write it anew" in said
+    else:
+        assert (status, said) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from paged_mla_adapters.surroundings.shared_memory import fill_shared_memory
+from paged_mla_adapters.surroundings.shared_memory import NAN, fill_shared_memory
 
 HOPPER_BYTES = 227 * 1024  # the most that a program gets on compute capability 9.0
 
@@ -16,7 +16,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 triton = pytest.importorskip("triton")
 compiler = pytest.importorskip("triton.backends.compiler")
 gluon = pytest.importorskip("triton.experimental.gluon._runtime")
-reading_kernels = pytest.importorskip("reading_kernels")
 shared_memory = pytest.importorskip("paged_mla_adapters.surroundings.kernels.shared_memory")
 
 
@@ -25,8 +24,8 @@ def test_it_writes_all_the_shared_memory_of_a_hopper_gpu():
     pieces = HOPPER_BYTES // shared_memory.PIECE
     source = gluon.GluonASTSource(
         shared_memory.fill_shared_memory,
-        {"read_ptr": "*i32", "at": "i32", "PIECES": "constexpr"},
-        {(2,): pieces},
+        {"read_ptr": "*i32", "at": "i32", "PIECES": "constexpr", "WORD": "constexpr"},
+        {(2,): pieces, (3,): NAN},
         {},
     )
     kernel = triton.compile(
@@ -50,5 +49,5 @@ def test_a_kernel_that_reads_what_it_did_not_write_gets_nan():
     for at in (0, pieces // 2, pieces - 1):
         for _ in range(2):
             fill_shared_memory(device)
-            reading_kernels.read_shared_memory[(len(read),)](read, at, PIECES=pieces, num_warps=4)
+            shared_memory.read_shared_memory[(len(read),)](read, at, PIECES=pieces, num_warps=4)
         assert read.isnan().all()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import stat
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from paged_mla_adapters.judge.probes import probe
 from paged_mla_adapters.judge.probing import find
 from paged_mla_adapters.judge.roles import roles_of
 from paged_mla_adapters.judge.solution import Solution
-from paged_mla_adapters.judge.target import calls_of, load
+from paged_mla_adapters.judge.target import calls_of, load, solution_of
 from paged_mla_shared.errors import InvalidArgument
 
 BODY = """
@@ -109,6 +111,17 @@ def test_sources_stay_in_their_folder(tmp_path: Path):
     path = solution(tmp_path, sources=sources, entry_point="main.py::run")
     with pytest.raises(InvalidArgument, match=r"\.\./beside\.py"):
         Solution(path).function()
+
+
+def test_nobody_else_can_write_the_sources(tmp_path: Path):
+    """They lie in a folder whose name cannot be foreseen; the file itself is read once."""
+    path = solution(tmp_path)
+    called = solution_of(str(path)).function()
+    file = Path(inspect.getfile(inspect.getclosurevars(called).nonlocals["function"]))
+    folder = file.parents[1]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    path.unlink()
+    assert load(str(path))
 
 
 def test_an_entry_point_that_is_not_there(tmp_path: Path):

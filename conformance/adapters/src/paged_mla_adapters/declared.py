@@ -96,6 +96,7 @@ def triton_formats(dtypes: frozenset[str]) -> frozenset[str]:
 def capabilities(
     dtypes: frozenset[str],
     *,
+    ops: Iterable[str] = ("plan", "append", "attend"),
     cache_formats: frozenset[str] | None = None,
     products: str = "exact",
     block_sizes: Iterable[int] = range(1, 257),
@@ -106,7 +107,7 @@ def capabilities(
 ) -> Capabilities:
     """Return what a kernel of these types serves; without `cache_formats`, the plain ones."""
     return Capabilities(
-        ops=frozenset({"plan", "append", "attend"}),
+        ops=frozenset(ops),
         dtypes=dtypes,
         cache_formats=plain_formats(dtypes) if cache_formats is None else cache_formats,
         block_sizes=frozenset(block_sizes),

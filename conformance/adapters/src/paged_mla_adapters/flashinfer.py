@@ -12,10 +12,9 @@ from types import ModuleType
 
 import torch
 
+from paged_mla_adapters.call import WORKSPACE_BYTES  # where its documentation says to begin
 from paged_mla_adapters.declared import FEATURES, capabilities, need_gpu, peer, version_of
 from paged_mla_adapters.kernel import Call, KernelBackend
-
-WORKSPACE_BYTES = 128 << 20  # where its documentation says to begin
 
 
 def fa2() -> KernelBackend:
@@ -55,22 +54,19 @@ def attend(
     mla: ModuleType, backend: str, call: Call, workspace_bytes: int = WORKSPACE_BYTES
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Plan and launch it on buffers of NaN."""
-    problem, device = call.problem, call.q.device
-    dims, tokens = problem.dims, len(call.q)
-    workspace = call.buffer("the workspace", (workspace_bytes,), torch.uint8, fill=0xFF)  # NaN
+    problem, pages = call.problem, call.page_lists()
+    workspace = call.workspace(workspace_bytes)
     wrapper = mla.BatchMLAPagedAttentionWrapper(workspace, backend=backend)
-    pages = -(-call.seq_lens // problem.block_size)
-    entry = torch.arange(call.block_table.shape[1], device=device)
     wrapper.plan(
         metadata=mla.MLAPlanMetadata.csr(
             qo_indptr=call.cu_seqlens_q,
-            kv_indptr=torch.nn.functional.pad(pages.cumsum(0), (1, 0)).int(),
-            kv_indices=call.block_table[entry < pages[:, None]],
+            kv_indptr=pages.indptr,
+            kv_indices=pages.indices,
             kv_len_arr=call.seq_lens,
         ),
-        num_heads=dims.num_heads,
-        head_dim_ckv=dims.kv_lora_rank,
-        head_dim_kpe=dims.qk_rope_head_dim,
+        num_heads=problem.dims.num_heads,
+        head_dim_ckv=problem.dims.kv_lora_rank,
+        head_dim_kpe=problem.dims.qk_rope_head_dim,
         page_size=problem.block_size,
         causal=problem.mask == "causal",
         sm_scale=problem.softmax_scale,
@@ -78,8 +74,6 @@ def attend(
         kv_data_type=call.cache.dtype,
         lse_mode="base2",
     )
-    shape = (tokens, dims.num_heads, dims.kv_lora_rank)
-    out = call.buffer("the output", shape, call.q.dtype)
-    lse = call.buffer("the lse", shape[:2])
+    out, lse = call.answers()
     wrapper.run(query=call.q, kv_cache=call.cache, out=out, lse=lse, return_lse=True)
     return out, lse

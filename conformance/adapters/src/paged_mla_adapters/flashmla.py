@@ -84,7 +84,7 @@ def by_rows(function: Callable[..., Any]) -> Launch:
 
 def by_tokens(launch: Launch, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch it on the rows of a call; return answers of each token."""
-    out, lse = launch(call, call.q.view(len(call.seq_lens), -1, *call.q.shape[1:]))
+    out, lse = launch(call, call.by_rows(call.q))
     return out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
 

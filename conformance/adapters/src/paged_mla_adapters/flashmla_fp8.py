@@ -48,8 +48,7 @@ def create() -> KernelBackend:
 
 def attend(ops: Any, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize the queries of rows that hold a request, plan and launch."""
-    problem, rows = call.problem, len(call.seq_lens)
-    q = call.q.view(rows, -1, *call.q.shape[1:]).float()
+    problem, q = call.problem, call.by_rows(call.q).float()
     asked = q[call.seq_lens > 0]
     scale = asked.abs().amax() / LARGEST if asked.any() else q.new_ones(())
     codes = (q / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
@@ -65,6 +64,6 @@ def attend(ops: Any, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         problem.mask == "causal",
         *plan,
         scale.view(1),
-        q.new_full((1,), problem.cache_scale),
+        q.new_full((1,), call.cache_scale),
     )
     return out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)

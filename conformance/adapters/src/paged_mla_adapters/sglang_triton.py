@@ -78,24 +78,23 @@ class SglangDecode:
     def __call__(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch it on buffers of NaN."""
         rows, heads, _ = call.q.shape
-        rank, device = call.problem.dims.kv_lora_rank, call.q.device
-        indptr, slots = _slots(call)
+        rank, lists = call.problem.dims.kv_lora_rank, call.page_lists(page_size=1)
         keys, page_size = call.cache.unsqueeze(2), call.problem.block_size
         if call.cache.is_contiguous():
             keys, page_size = keys.flatten(0, 1), 1  # as SGLang's own pool
-        out = call.buffer("the output", (rows, heads, rank), call.q.dtype)
+        out, _ = call.answers()
         partial = call.buffer("the splits' outputs", (rows, heads, SPLITS, rank))
         lse = call.buffer("the splits' lse", (rows, heads, SPLITS), fill=-torch.inf)
-        splits = torch.full((rows,), SPLITS, dtype=torch.int32, device=device)
-        scale = call.problem.cache_scale if call.cache.dtype is torch.float8_e4m3fn else 1.0
+        splits = torch.full((rows,), SPLITS, dtype=torch.int32, device=call.q.device)
+        scale = call.cache_scale
         options = {"k_scale": scale, "v_scale": scale, "has_mla": True, "page_size": page_size}
         self._launch(
             call.q,
             keys,
             keys[..., :rank],
             out,
-            indptr,
-            slots,
+            lists.indptr,
+            lists.indices.long(),
             partial,
             lse,
             splits,
@@ -104,13 +103,3 @@ class SglangDecode:
             **{name: options[name] for name in options if name in self._parameters},
         )
         return out, torch.logsumexp(lse, -1)
-
-
-def _slots(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows' slots, one after the other, int64, and where each row's begin."""
-    size = call.problem.block_size
-    offsets = torch.arange(size, device=call.q.device)
-    slots = (call.block_table.long()[..., None] * size + offsets).flatten(1)  # [N, M * size]
-    parts = [line[:n] for line, n in zip(slots, call.seq_lens.tolist(), strict=True)]
-    indptr = torch.nn.functional.pad(call.seq_lens.cumsum(0), (1, 0)).int()
-    return indptr, torch.cat(parts)

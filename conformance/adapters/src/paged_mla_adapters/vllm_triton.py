@@ -46,12 +46,11 @@ def create() -> KernelBackend:
 def attend(launch: Callable[..., Any], call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch it on buffers of NaN."""
     rows, heads, _ = call.q.shape
-    rank, device = call.problem.dims.kv_lora_rank, call.q.device
+    rank = call.problem.dims.kv_lora_rank
     logits = call.buffer("the splits' answers", (rows, heads, SPLITS, rank + 1))
-    out = call.buffer("the output", (rows, heads, rank), call.q.dtype)
-    lse = call.buffer("the lse", (rows, heads))
+    out, lse = call.answers()
     keys = call.cache.unsqueeze(2)
-    scale = torch.tensor(call.problem.cache_scale, device=device)
+    scale = torch.tensor(call.problem.cache_scale, device=call.q.device)
     launch(
         call.q,
         keys,

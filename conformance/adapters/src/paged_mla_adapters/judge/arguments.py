@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from paged_mla_adapters.call import CacheCall
 from paged_mla_adapters.judge.claims import Claims
 from paged_mla_adapters.judge.roles import parameters_of
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.problem import Problem
 
 
 class Arguments:
@@ -43,40 +43,28 @@ class Arguments:
         return {name: self._made[name] for name in ("out", "lse") if name in self._made}
 
 
-class Step(Protocol):
-    """What calls of an attention function and of a writer have in common."""
-
-    @property
-    def problem(self) -> Problem:
-        """The problem of the call."""
-
-    @property
-    def cache(self) -> torch.Tensor:
-        """The cache, dtype or float8_e4m3fn [num_blocks, block_size, R + P]."""
-
-
 class CacheArguments(Arguments):
     """Values of the roles in a call that reads or writes a cache.
 
     Parameters
     ----------
-    step : Call or Written
+    call : CacheCall
     claims : Claims
     """
 
-    def __init__(self, step: Step, claims: Claims) -> None:
+    def __init__(self, call: CacheCall, claims: Claims) -> None:
         super().__init__()
-        self._problem, self._cache, self._claims = step.problem, step.cache, claims
-        self._rank = step.problem.dims.kv_lora_rank
+        self._problem, self._cached, self._claims = call.problem, call, claims
+        self._rank = call.problem.dims.kv_lora_rank
 
     def _kv_cache(self) -> torch.Tensor:
-        return cache_view(self._cache, self._claims.cache)
+        return cache_view(self._cached.cache, self._claims.cache)
 
     def _ckv_cache(self) -> torch.Tensor:
-        return cache_view(self._cache[..., : self._rank].contiguous(), self._claims.cache)
+        return cache_view(self._cached.cache_parts[0], self._claims.cache)
 
     def _kpe_cache(self) -> torch.Tensor:
-        return cache_view(self._cache[..., self._rank :].contiguous(), self._claims.cache)
+        return cache_view(self._cached.cache_parts[1], self._claims.cache)
 
     def _kv_lora_rank(self) -> int:
         return self._rank
@@ -88,7 +76,7 @@ class CacheArguments(Arguments):
         return self._problem.block_size
 
     def _k_scale(self) -> float:
-        return self._problem.cache_scale if self._cache.element_size() == 1 else 1.0
+        return self._cached.cache_scale
 
     _v_scale = _k_scale
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 
+from paged_mla_adapters.call import Call, PageLists
 from paged_mla_adapters.judge.answers import shape_of
 from paged_mla_adapters.judge.arguments import CacheArguments
 from paged_mla_adapters.judge.claims import Claims
-from paged_mla_adapters.kernel import Call
-
-WORKSPACE_BYTES = 128 << 20
 
 
 class AttendArguments(CacheArguments):
@@ -25,23 +25,17 @@ class AttendArguments(CacheArguments):
         super().__init__(call, claims)
         self._call = call
 
-    @property
-    def _rows(self) -> int:
-        return len(self._call.seq_lens)
-
     def _queries(self, tokens: torch.Tensor) -> torch.Tensor:
-        if self._claims.query == "[T, H, D]":
-            return tokens.contiguous()
-        return tokens.reshape(self._rows, -1, *tokens.shape[1:]).contiguous()
+        return tokens if self._claims.query == "[T, H, D]" else self._call.by_rows(tokens)
 
     def _q(self) -> torch.Tensor:
         return self._queries(self._call.q)
 
     def _q_nope(self) -> torch.Tensor:
-        return self._queries(self._call.q[..., : self._rank])
+        return self._queries(self._call.query_parts[0])
 
     def _q_pe(self) -> torch.Tensor:
-        return self._queries(self._call.q[..., self._rank :])
+        return self._queries(self._call.query_parts[1])
 
     def _v_cache(self) -> torch.Tensor:
         keys: torch.Tensor = self.of("kv_cache")
@@ -50,40 +44,26 @@ class AttendArguments(CacheArguments):
     def _block_table(self) -> torch.Tensor:
         return self._call.block_table
 
-    @property
-    def _page(self) -> int:
-        """Tokens that an entry of ``kv_indices`` stands for."""
-        return 1 if self._claims.cache.startswith("[slots") else self._problem.block_size
-
-    def _entries(self) -> torch.Tensor:
-        """Return what each row's pages are, int32 [N, M'], of one token each in a flat cache."""
-        return self._slots() if self._page == 1 else self._call.block_table
-
-    def _slots(self) -> torch.Tensor:
-        """Return the slots of each row's blocks, int32 [N, M * block_size]."""
-        size, table = self._problem.block_size, self._call.block_table
-        slots = table.long()[..., None] * size + torch.arange(size, device=table.device)
-        return slots.flatten(1).int()
-
-    def _pages(self) -> torch.Tensor:
-        return -(-self._call.seq_lens // self._page)
+    @cached_property
+    def _lists(self) -> PageLists:
+        """The rows' pages, of one token each in a flat cache."""
+        return self._call.page_lists(1 if self._claims.cache.startswith("[slots") else None)
 
     def _kv_indptr(self) -> torch.Tensor:
-        return torch.nn.functional.pad(self._pages().cumsum(0), (1, 0)).int()
+        return self._lists.indptr
 
     def _kv_indices(self) -> torch.Tensor:
-        entries = self._entries()
-        number = torch.arange(entries.shape[1], device=entries.device)
-        return entries[number < self._pages()[:, None]]
+        return self._lists.indices
 
     def _kv_last_page_len(self) -> torch.Tensor:
-        return self._call.seq_lens - (self._pages() - 1).clamp(min=0) * self._page
+        return self._lists.last_page_len
 
     def _req_to_token(self) -> torch.Tensor:
-        return self._slots().flip(0).contiguous()
+        return self._call.slots.flip(0).contiguous()
 
     def _request_ids(self) -> torch.Tensor:
-        return torch.arange(self._rows, device=self._call.q.device, dtype=torch.int32).flip(0)
+        rows = len(self._call.seq_lens)
+        return torch.arange(rows, device=self._call.q.device, dtype=torch.int32).flip(0)
 
     def _seq_lens(self) -> torch.Tensor:
         return self._call.seq_lens
@@ -119,7 +99,7 @@ class AttendArguments(CacheArguments):
         return self._call.q.device
 
     def _workspace(self) -> torch.Tensor:
-        return self._call.buffer("the workspace", (WORKSPACE_BYTES,), torch.uint8, fill=0xFF)
+        return self._call.workspace()
 
     def _out(self) -> torch.Tensor:
         shape = (*self._answer_shape(self._claims.out), self._rank)
@@ -130,4 +110,4 @@ class AttendArguments(CacheArguments):
 
     def _answer_shape(self, layout: str) -> tuple[int, ...]:
         tokens, heads = self._call.q.shape[:2]
-        return shape_of(layout, tokens, heads, self._rows)
+        return shape_of(layout, tokens, heads, len(self._call.seq_lens))

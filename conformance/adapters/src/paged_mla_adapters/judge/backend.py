@@ -5,20 +5,15 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from paged_mla_adapters.arrays import to_numpy
-from paged_mla_adapters.judge.append_arguments import Written
 from paged_mla_adapters.judge.claims import Claims, read
 from paged_mla_adapters.judge.kernel import JudgedKernel
-from paged_mla_adapters.kernel import KernelBackend, KernelRunner
-from paged_mla_adapters.surroundings.calls import Room
+from paged_mla_adapters.kernel import KernelBackend
 from paged_mla_shared.errors import Unsupported
-from paged_mla_shared.problem import Batch, Output, Problem
 
 
 @dataclass(frozen=True)
@@ -43,57 +38,6 @@ class JudgedBackend(KernelBackend):
         """The function."""
         assert isinstance(self.kernel, JudgedKernel)
         return self.kernel
-
-    def prepare(self, problem: Problem) -> KernelRunner:
-        """Build a runner that calls the function for what it does; raises ``Unsupported``."""
-        if unmet := self.capabilities.unmet(problem, (), ()):
-            raise Unsupported("; ".join(unmet))
-        mixed = "mixed" in self.capabilities.features
-        kind = {"append": Writer, "merge": Merger}.get(self.judged.claims.kind, KernelRunner)
-        return kind(problem, self.kernel, self.where, mixed=mixed)
-
-
-class Writer(KernelRunner):
-    """A runner whose tokens the judged function writes."""
-
-    _kernel: JudgedKernel
-
-    def append(self, batch: Batch) -> None:
-        """Let the function store rows where the reference would put them."""
-        slots = batch.slot_mapping
-        slots = self.plan(batch).slot_mapping if slots is None else slots
-        if len(slots) == 0:
-            return
-        cache = self._cache()
-        cache = cache.view(torch.float8_e4m3fn) if self._is_fp8 else cache
-
-        def launch(given: Mapping[str, torch.Tensor], _room: Room) -> None:
-            self._kernel.append(Written(problem=self._problem, cache=cache, **given))
-
-        inputs = {"ckv": batch.ckv, "k_pe": batch.k_pe, "slot_mapping": slots}
-        placed = {name: self._tensor(array) for name, array in inputs.items()}
-        self._surroundings.run("append", launch, placed)
-
-
-class Merger(KernelRunner):
-    """A runner whose partial answers the judged function merges."""
-
-    _kernel: JudgedKernel
-
-    def merge(self, partials: Sequence[Output]) -> Output:
-        """Merge them two by two, from the first on."""
-        pairs = [(self._tensor(part.out), self._tensor(part.lse)) for part in partials]
-        merged = (
-            pairs[0] if len(pairs) > 1 else self._kernel.merge(pairs[0], self._nothing(pairs[0]))
-        )
-        for pair in pairs[1:]:
-            merged = self._kernel.merge(merged, pair)
-        return Output(to_numpy(merged[0]), to_numpy(merged[1]))
-
-    @staticmethod
-    def _nothing(like: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a partial answer over no keys."""
-        return torch.zeros_like(like[0]), torch.full_like(like[1], -torch.inf)
 
 
 def mode_on(device: str) -> str:
@@ -130,11 +74,14 @@ def backend_of(claims: Claims) -> JudgedBackend:
     """
     if claims.device == "cuda" and not torch.cuda.is_available():
         raise Unsupported('claims say device = "cuda", and there is no CUDA device')
+    judged = JudgedKernel(claims)
     return JudgedBackend(
         name=claims.target,
         version=_version(claims.target),
-        kernel=JudgedKernel(claims),
+        kernel=judged,
         capabilities=claims.capabilities,
+        append=judged.append if claims.kind == "append" else None,
+        merge=judged.merge if claims.kind == "merge" else None,
         where=claims.device,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import math
 import subprocess
 import sys
@@ -18,8 +19,7 @@ import torch
 from paged_mla_adapters.judge.claims import Claims, Served, read, write
 from paged_mla_adapters.judge.like import LIKE
 from paged_mla_adapters.judge.roles import roles_of
-from paged_mla_adapters.judge.solution import Solution
-from paged_mla_adapters.judge.target import calls_of, is_solution, load
+from paged_mla_adapters.judge.target import calls_of, is_solution, load, solution_of
 from paged_mla_conformance.run.command import main as conformance
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.documents import one_line, printable
@@ -59,9 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         if path.exists() and not options.probe:
             print(printable(f"{path} says how the function is called; --probe finds it anew"))
             claims = read(path)
-            if claims.target != options.target:
-                allowed = f"{options.target}; --probe replaces the file, --claims names another"
-                raise InvalidArgument(f"{path}: target", claims.target, allowed)
+            _hold_to(claims, options, path)
         else:
             claims = _probed(_described(options), path)
     except (InvalidArgument, Unsupported, _NotCallable) as error:
@@ -75,6 +73,32 @@ def main(arguments: list[str] | None = None) -> int:
     if not any(argument.startswith("--dims") for argument in rest):
         command += ["--dims", _dims(claims)]
     return conformance([*command, *rest])
+
+
+def _hold_to(claims: Claims, options: argparse.Namespace, path: Path) -> None:
+    """Hold what the command line says against what a claims file says.
+
+    Raises
+    ------
+    InvalidArgument
+        The file is of another function, or was written with other options.
+    """
+    if claims.target != options.target:
+        allowed = f"{options.target}; --probe replaces the file, --claims names another"
+        raise InvalidArgument(f"{path}: target", claims.target, allowed)
+    held = {f"--map {role}={n}": claims.roles.get(n) == role for role, n in options.map}
+    for name, text in options.set:
+        stored = json.loads(json.dumps(_value(name, text)))  # a file has no tuples
+        held[f"--set {name}={text}"] = claims.given.get(name) == stored
+    given = {"scale": claims.softmax_scale}
+    given |= {name: getattr(claims, name) for name in ("like", "profile", "device")}
+    for name, value in given.items():
+        asked = getattr(options, name)
+        held[f"--{name} {asked}"] = asked in {None, value}
+    held[f"--{options.kind}"] = options.kind in {"attend", claims.kind}
+    if others := ", ".join(option for option, holds in held.items() if not holds):
+        allowed = f"the claims file {path} was written without them; use --probe to write it anew"
+        raise InvalidArgument("options", others, allowed)
 
 
 def _dims(claims: Claims) -> str:
@@ -149,7 +173,7 @@ def _described(options: argparse.Namespace) -> Claims:
         if not told and options.scale is None:
             allowed = "--map softmax_scale=NAME, or --scale of a function with one of its own"
             raise InvalidArgument("the softmax scale", "no parameter", allowed)
-    served = Solution(Path(options.target)).served if is_solution(options.target) else Served()
+    served = solution_of(options.target).served if is_solution(options.target) else Served()
     return Claims(
         target=options.target,
         served=served,

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from paged_mla_adapters.call import Call
 from paged_mla_adapters.judge.arguments import Arguments
-from paged_mla_adapters.kernel import Call
 
 PARTS = ("kv_indptr", "kv_indices", "kv_last_page_len")
 _UNWRITTEN = -(2**31) + 1  # what lies in passed lists: no index, and no length
@@ -45,8 +45,7 @@ class CsrArguments(Arguments):
         return self._list("kv_indptr", len(self._call.seq_lens) + 1)
 
     def _kv_indices(self) -> torch.Tensor:
-        pages = -(-self._call.seq_lens // self._call.problem.block_size)
-        return self._list("kv_indices", int(pages.sum()))
+        return self._list("kv_indices", int(self._call.pages().sum()))
 
     def _kv_last_page_len(self) -> torch.Tensor:
         return self._list("kv_last_page_len", len(self._call.seq_lens))

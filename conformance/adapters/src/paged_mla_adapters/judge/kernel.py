@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from paged_mla_adapters.call import AppendCall, Call, MergeCall
 from paged_mla_adapters.judge import csr
 from paged_mla_adapters.judge.answers import answers_of, by_token, layout_of
-from paged_mla_adapters.judge.append_arguments import AppendArguments, Written
+from paged_mla_adapters.judge.append_arguments import AppendArguments
 from paged_mla_adapters.judge.arguments import invoke
 from paged_mla_adapters.judge.attend_arguments import AttendArguments
 from paged_mla_adapters.judge.claims import Claims
 from paged_mla_adapters.judge.like import LIKE
 from paged_mla_adapters.judge.merge_arguments import MergeArguments
 from paged_mla_adapters.judge.target import calls_of, load
-from paged_mla_adapters.kernel import Call
 
 
 class JudgedKernel:
@@ -56,17 +56,11 @@ class JudgedKernel:
         self.layouts = [first, second]
         return by_token(out, first), by_token(lse, second)
 
-    def append(self, call: Written) -> None:
+    def append(self, call: AppendCall) -> None:
         """Let the function write tokens to a cache."""
-        arguments = AppendArguments(call, self.claims)
-        invoke(self._functions, arguments, self.claims)
-        arguments.finish()
+        invoke(self._functions, AppendArguments(call, self.claims), self.claims)
 
-    def merge(
-        self,
-        first: tuple[torch.Tensor, torch.Tensor],
-        second: tuple[torch.Tensor, torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def merge(self, call: MergeCall) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the merge of two partial answers, out [T, H, R] and lse [T, H].
 
         Raises
@@ -74,7 +68,7 @@ class JudgedKernel:
         TypeError
             The function returned no lse.
         """
-        arguments = MergeArguments(first, second, self.claims)
+        arguments = MergeArguments(call, self.claims)
         out, lse = answers_of(invoke(self._functions, arguments, self.claims), arguments)
         if lse is None:
             raise TypeError("it returned no lse; allowed: out and lse")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from paged_mla_adapters.call import MergeCall
 from paged_mla_adapters.judge.arguments import Arguments
 from paged_mla_adapters.judge.claims import Claims
 
@@ -13,25 +14,21 @@ class MergeArguments(Arguments):
 
     Parameters
     ----------
-    first, second : (float32 [T, H, R], float32 [T, H])
-        Outputs and their lse.
+    call : MergeCall
     claims : Claims
     """
 
-    def __init__(
-        self,
-        first: tuple[torch.Tensor, torch.Tensor],
-        second: tuple[torch.Tensor, torch.Tensor],
-        claims: Claims,
-    ) -> None:
+    def __init__(self, call: MergeCall, claims: Claims) -> None:
         super().__init__()
-        for name, (out, lse) in {"a": first, "b": second}.items():
-            by_heads = claims.lse_layout == "[H, T]"
-            self._made[f"out_{name}"] = out
-            self._made[f"lse_{name}"] = lse.T.contiguous() if by_heads else lse
+        self._call = call
+        self._made |= {"out_a": call.out_a, "out_b": call.out_b}
+        for role, lse in {"lse_a": call.lse_a, "lse_b": call.lse_b}.items():
+            self._made[role] = (
+                call.room.place(role, lse.T) if claims.lse_layout == "[H, T]" else lse
+            )
 
     def _out(self) -> torch.Tensor:
-        return torch.full_like(self._made["out_a"], torch.nan)
+        return self._call.buffer("the output", tuple(self._call.out_a.shape))
 
     def _lse(self) -> torch.Tensor:
-        return torch.full_like(self._made["lse_a"], torch.nan)
+        return self._call.buffer("the lse", tuple(self._made["lse_a"].shape))

@@ -7,13 +7,16 @@ What a solution is given follows from its definition's name, for example
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import inspect
 import json
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -99,21 +102,27 @@ class Solution:
             A source lies outside the solution's folder, or the entry point is not there.
         """
         name = f"paged_mla_solution_{self._digest}"
-        folder = Path(tempfile.gettempdir(), name)
-        for path, content in self._sources.items():
-            parts = PurePosixPath(path)
-            if parts.is_absolute() or ".." in parts.parts:
-                raise InvalidArgument("sources", path, "a path inside the solution's folder")
-            file = folder / parts
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if not file.exists() or file.read_text() != content:
-                file.write_text(content)
-        sys.path.insert(0, str(folder))  # sources import each other by their paths in it
-        entry = module_of(name, folder / self._entry)
+        entry = module_of(name, self._folder / self._entry)
         found = getattr(entry, self._function, None)
         if not callable(found):
             raise InvalidArgument("entry_point", self._function, "a function of its source")
         return _named(found, self.parameters)
+
+    @cached_property
+    def _folder(self) -> Path:
+        """A folder with the sources, which no other user may write; it ends with the process."""
+        for path in self._sources:
+            parts = PurePosixPath(path)
+            if parts.is_absolute() or ".." in parts.parts:
+                raise InvalidArgument("sources", path, "a path inside the solution's folder")
+        folder = Path(tempfile.mkdtemp(prefix="paged_mla_solution_"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        for path, content in self._sources.items():
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        sys.path.insert(0, str(folder))  # sources import each other by their paths in it
+        return folder
 
 
 def _named(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,18 @@ from paged_mla_shared.errors import InvalidArgument
 def is_solution(target: str) -> bool:
     """Return whether a target is a solution of FlashInfer-Bench."""
     return target.endswith(".json")
+
+
+@cache
+def solution_of(target: str) -> Solution:
+    """Return the solution of a file, which is read once.
+
+    Raises
+    ------
+    InvalidArgument
+        It is no solution that can be judged.
+    """
+    return Solution(Path(target))
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -32,7 +45,7 @@ def load(target: str) -> Callable[..., Any]:
         module itself raises passes through.
     """
     if is_solution(target):
-        return Solution(Path(target)).function()
+        return solution_of(target).function()
     where, _, name = target.rpartition(":")
     if not where or not name:
         allowed = "MODULE:FUNCTION, FILE.py:FUNCTION or a solution, FILE.json"

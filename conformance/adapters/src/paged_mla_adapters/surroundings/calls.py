@@ -8,16 +8,13 @@ from typing import TypeVar
 
 import torch
 
-from paged_mla_adapters.guards import Guards
 from paged_mla_adapters.surroundings.late_inputs import late_inputs
 from paged_mla_adapters.surroundings.margins import guards_of
 from paged_mla_adapters.surroundings.memory import out_of_memory_is_no_answer
+from paged_mla_adapters.surroundings.room import BareRoom, Room
 from paged_mla_adapters.surroundings.shared_memory import fill_shared_memory
 from paged_mla_adapters.surroundings.switch import is_on
 from paged_mla_adapters.surroundings.uninitialized import uninitialized_is_nan
-
-Room = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
-"""Returns a tensor that a call may write, by its name, its shape and its type."""
 
 T = TypeVar("T")
 Launch = Callable[[Mapping[str, torch.Tensor], Room], T]
@@ -86,29 +83,33 @@ class Surroundings:
         guards = guards_of(self._device)
         with out_of_memory_is_no_answer():
             placed = {name: guards.place(name, tensor) for name, tensor in inputs.items()}
-            answer, came_early = self._launched(launch, placed, inputs, guards, by_torch=by_torch)
+            answer, came_early = self._launched(name, launch, placed, inputs, by_torch=by_torch)
             if came_early and name not in self._ready:
-                answer, _ = self._launched(launch, placed, inputs, guards, by_torch=by_torch)
+                del answer  # its memory is free for the next one
+                answer, _ = self._launched(name, launch, placed, inputs, by_torch=by_torch)
             self._ready.add(name)
-            self._around_cache.check(name)
             guards.check(name)
         return answer
 
     def _launched(
         self,
+        name: str,
         launch: Launch[T],
         placed: Mapping[str, torch.Tensor],
         inputs: Mapping[str, torch.Tensor],
-        guards: Guards,
         *,
         by_torch: bool,
     ) -> tuple[T, bool]:
         """Return the answer, and whether the inputs came before the call returned."""
+        own = guards_of(self._device)
         with late_inputs(placed, inputs, self._device) as have_come:
             fill_shared_memory(self._device)
             with nullcontext() if by_torch else uninitialized_is_nan():
-                answer = launch(placed, guards.empty)
-            return answer, have_come()
+                answer = launch(placed, own)
+            came_early = have_come()
+        self._around_cache.check(name)
+        own.check(name)
+        return answer, came_early
 
 
 class Bare:
@@ -132,7 +133,4 @@ class Bare:
     ) -> T:
         """Launch a call."""
         with out_of_memory_is_no_answer():
-            return launch(inputs, self._room)
-
-    def _room(self, _name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=self._device)
+            return launch(inputs, BareRoom(self._device))

@@ -7,9 +7,9 @@ import torch
 from paged_mla_adapters.guards import Guards
 
 _MARGINS = {"cuda": 1 << 20, "cpu": 64 << 10}  # bytes; on a CPU wider ones take most of the time
-_NAN = 0xFF  # as every byte, in every type of floating point
+FILLING = 0xFF  # as every byte: NaN in every type of floating point
 
 
 def guards_of(device: torch.device) -> Guards:
     """Return an allocator of tensors between zones of NaN."""
-    return Guards(device, margin=_MARGINS[device.type], filling=_NAN)
+    return Guards(device, margin=_MARGINS[device.type], filling=FILLING)

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
+NAN = -1  # as a word, in every type of floating point
 _WAVES = 2  # of programs, each of which fills a multiprocessor: none is left out
 
 
-def fill_shared_memory(device: torch.device) -> None:
-    """Fill the shared memory of every multiprocessor with NaN, on the current stream.
+def fill_shared_memory(device: torch.device, word: int = NAN) -> None:
+    """Fill the shared memory of every multiprocessor with a word, on the current stream.
 
     On a CPU nothing is done, nor where Triton is not installed or the GPU is older than Ampere.
     """
-    if device.type != "cuda" or not _can_fill(device):
+    if not can_fill(device):
         return
     from paged_mla_adapters.surroundings.kernels import (  # noqa: PLC0415 - it needs Triton
         shared_memory as kernel,
@@ -26,9 +27,12 @@ def fill_shared_memory(device: torch.device) -> None:
     read = torch.empty(kernel.PIECE // 4, dtype=torch.int32, device=device)
     pieces = properties.shared_memory_per_block_optin // kernel.PIECE
     programs = (_WAVES * properties.multi_processor_count,)
-    kernel.fill_shared_memory[programs](read, pieces - 1, PIECES=pieces, num_warps=4)
+    kernel.fill_shared_memory[programs](read, pieces - 1, PIECES=pieces, WORD=word, num_warps=4)
 
 
 @cache
-def _can_fill(device: torch.device) -> bool:
+def can_fill(device: torch.device) -> bool:
+    """Return whether the shared memory of a device can be filled."""
+    if device.type != "cuda":
+        return False
     return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)

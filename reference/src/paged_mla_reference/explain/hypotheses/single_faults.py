@@ -14,12 +14,13 @@ from paged_mla_reference.explain.hypotheses.key_faults import faults_of_keys
 from paged_mla_reference.explain.hypotheses.number_faults import faults_of_numbers
 from paged_mla_reference.explain.hypotheses.plan_faults import faults_of_plan
 from paged_mla_reference.explain.hypotheses.row_faults import faults_of_rows
+from paged_mla_reference.explain.hypotheses.sum_faults import faults_of_sums
 from paged_mla_reference.explain.hypotheses.write_faults import faults_of_writes
 
 _SEARCHES = {
     Stage.METADATA: (faults_of_plan,),
     Stage.APPEND: (faults_of_writes,),
-    Stage.ATTENTION: (faults_of_keys, faults_of_rows, faults_of_numbers),
+    Stage.ATTENTION: (faults_of_keys, faults_of_rows, faults_of_numbers, faults_of_sums),
 }
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import Seen, answering, seeing, with_batch
@@ -26,11 +28,70 @@ from paged_mla_shared.problem import Batch, Output, Problem
 def query_heads_are_rounded_up_in_one_place(problem: Problem, batch: Batch) -> Batch:
     """Tokens are found as if heads were padded to a power of two, and they are not."""
     heads, tokens = problem.dims.num_heads, batch.num_tokens
-    padded = 1 << (heads - 1).bit_length()
-    at = np.arange(tokens)[:, None] * padded + np.arange(heads)  # [T, H]
-
+    at = _padded_places(tokens, heads)
     token, head = np.divmod(at % max(tokens * heads, 1), heads)
     return replace(batch, q_nope=batch.q_nope[token, head], q_pe=batch.q_pe[token, head])
+
+
+def _padded_places(tokens: int, heads: int) -> NDArray[np.int64]:
+    """Return where the heads of each token lie if a power of two of them do, int64 [T, H]."""
+    return np.arange(tokens)[:, None] * _power_of_two(heads) + np.arange(heads)
+
+
+def _power_of_two(heads: int) -> int:
+    return 1 << (heads - 1).bit_length()
+
+
+@kernel_fault(
+    FaultClass.LAYOUT,
+    "S-5",
+    "S-6",
+    "S-7",
+    "S-9",
+    akin="vllm#38615 vllm-ascend#9560 aiconfigurator#1258",
+)
+def query_heads_are_rounded_up_in_both_places(oracle: Oracle) -> Oracle:
+    """Queries are read, and answers written, a power of two of heads apart, and lie closer.
+
+    A query that such a token finds, of whichever token it is, attends to what the token sees. No
+    token finds the others, and those past the end are left out.
+    """
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        shape = batch.q_nope.shape[:2]
+        at = _padded_places(*shape)
+        inside = at < at.shape[0] * at.shape[1]
+        taken = {}
+        for name in ("q_nope", "q_pe"):
+            given = getattr(batch, name)
+            taken[name] = np.zeros_like(given)
+            taken[name][inside] = given.reshape(-1, given.shape[-1])[at[inside]]
+        answer = oracle.attend(problem, replace(batch, **taken), image)
+        out = np.zeros((at.size, answer.out.shape[-1]), answer.out.dtype)
+        lse = np.full(at.size, -np.inf, answer.lse.dtype)
+        out[at[inside]], lse[at[inside]] = answer.out[inside], answer.lse[inside]
+        return Output(out.reshape(answer.out.shape), lse.reshape(shape))
+
+    return replace(oracle, attend=attend)
+
+
+@kernel_fault(
+    FaultClass.LAYOUT,
+    "S-5",
+    "S-7",
+    akin="vllm#38615 vllm-ascend#9560 aiconfigurator#1258",
+    through=with_batch,
+)
+def query_heads_are_padded_and_read_unpadded(problem: Problem, batch: Batch) -> Batch:
+    """Queries are copied with zeros for heads up to a power of two, and read as if without."""
+    heads, tokens = problem.dims.num_heads, batch.num_tokens
+    more = ((0, 0), (0, _power_of_two(heads) - heads), (0, 0))
+
+    def read(given: NDArray[Any]) -> NDArray[Any]:
+        pairs = np.pad(given, more).reshape(-1, given.shape[-1])
+        return pairs[: tokens * heads].reshape(given.shape)
+
+    return replace(batch, q_nope=read(batch.q_nope), q_pe=read(batch.q_pe))
 
 
 @kernel_fault(

@@ -1,4 +1,4 @@
-"""A kernel that leaves NaN in the shared memory of the multiprocessors that it runs on."""
+"""Kernels that fill the shared memory of the multiprocessors that they run on, and read it."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -7,13 +7,22 @@ PIECE = 1024  # bytes; as many pieces as are asked for make up the whole
 
 
 @gluon.jit
-def fill_shared_memory(read_ptr, at, PIECES: gl.constexpr):
-    """Fill all pieces with NaN and read one back, so that no compiler leaves the stores out."""
+def fill_shared_memory(read_ptr, at, PIECES: gl.constexpr, WORD: gl.constexpr):
+    """Fill all pieces with a word and read one back, so that no compiler leaves the stores out."""
     WORDS: gl.constexpr = 256  # of 4 bytes, in a piece
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     memory = gl.allocate_shared_memory(gl.int32, [PIECES, WORDS], flat)
-    nan = gl.full([WORDS], -1, gl.int32, lanes)  # in every type of floating point
+    words = gl.full([WORDS], WORD, gl.int32, lanes)
     for piece in range(PIECES):
-        memory.index(piece).store(nan)
+        memory.index(piece).store(words)
     gl.store(read_ptr + gl.arange(0, WORDS, lanes), memory.index(at).load(lanes))
+
+
+@gluon.jit
+def read_shared_memory(read_ptr, at, PIECES: gl.constexpr):
+    """Store the sum of a piece that was not written, as no kernel may, for each program."""
+    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    memory = gl.allocate_shared_memory(gl.float32, [PIECES, 256], flat)
+    gl.store(read_ptr + gl.program_id(0), gl.sum(memory.index(at).load(lanes), axis=0))

@@ -1,0 +1,42 @@
+"""Put every careless kernel to a step: ``python -m paged_mla_adapters.mutants``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from paged_mla_adapters.mutants.careless import MUTANTS
+from paged_mla_adapters.mutants.kill import fault_in
+from paged_mla_adapters.mutants.page import with_section
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print what becomes of each; return 0 when each that can run here is killed by its guard."""
+    parser = argparse.ArgumentParser(prog="paged_mla_adapters.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="MUTANT", help="these alone (default: all)")
+    parser.add_argument("--summary", type=Path, metavar="MARKDOWN", help="the page to renew")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(MUTANTS):
+        parser.error(f"no mutants: {sorted(unknown)}; allowed: {', '.join(MUTANTS)}")
+    asked = options.names or list(MUTANTS)
+    killed, survived, left = 0, 0, 0
+    for mutant in map(MUTANTS.__getitem__, asked):
+        if lacking := mutant.guard.lacks():
+            left += 1
+            print(f"{mutant.name}: needs {lacking}")
+        elif fault := fault_in(mutant):
+            survived += 1
+            print(f"{mutant.name} {fault}")
+        else:
+            killed += 1
+            print(f"{mutant.name}: killed by {mutant.guard.name}")
+    total = len(asked)
+    print(f"{killed} of {total} careless kernels killed, {survived} not, {left} not asked here")
+    if options.summary and not survived:
+        options.summary.write_text(with_section(options.summary.read_text()))
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""What is too much in the sum of a query's weights: splits without keys, and sums of 16 bits.
+
+The catalogue has one length of such splits and of such tiles; kernels have others. Those come out
+that one wrong query points to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.explain.checks.examination import Examination
+from paged_mla_reference.explain.checks.query_view import QueryView, views_of_wrong
+from paged_mla_reference.explain.hypotheses.hypothesis import Hypothesis
+from paged_mla_reference.faults.kernel.denominators import lse_of_rounded_sums, summing_in
+from paged_mla_reference.faults.kernel.empty_splits import (
+    of_a_number,
+    past_the_end,
+    with_an_lse_of_0,
+)
+from paged_mla_reference.rules.rounding import widen
+
+_LENGTHS = (1, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096)  # keys of a split
+_NUMBERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # of splits of a row
+_TILES = (16, 32, 64, 128, 256, 512, 1024, 1 << 62)  # keys between two roundings; the last: all
+_NEAR = 1e-4  # of an lse, where the rounding of sums moves it by more
+
+
+def faults_of_sums(found: Examination) -> Iterator[Hypothesis]:
+    """Return the splits, and the roundings of a sum, that the lse of wrong queries points to."""
+    lse = found.step.lse
+    if lse is None or found.step.batch is None:
+        return
+    lengths = found.step.batch.seq_lens.astype(np.int64)
+    for view in views_of_wrong(found, 1):
+        actual = widen(lse[view.token])
+        if np.isfinite(actual).all() and np.isfinite(view.scores[:, view.seen]).all():
+            yield from _empty_splits(view, actual, lengths)
+            yield from _sums(view, actual)
+
+
+def _empty_splits(
+    view: QueryView, lse: NDArray[np.float64], lengths: NDArray[np.int64]
+) -> Iterator[Hypothesis]:
+    """Return splits of which the row has as many without keys as its sum has ones too many."""
+    with np.errstate(over="ignore"):
+        ones = float(np.median(np.exp(lse) - np.exp(view.lse)))
+    past = {f"past a row's end, of {n} keys,": partial(past_the_end, n) for n in _LENGTHS}
+    beside = {f"without keys, of {n} in each row,": partial(of_a_number, n) for n in _NUMBERS}
+    for which, empty in (past | beside).items():
+        expected = int(empty(lengths)[view.row])
+        if expected and abs(ones - expected) < 0.5:
+            name = f"splits {which} have an lse of 0"
+            change = partial(with_an_lse_of_0, empty=empty)
+            yield Hypothesis(name, f"{name}.", change, ("S-5", "S-6", "S-7"))
+
+
+def _sums(view: QueryView, lse: NDArray[np.float64]) -> Iterator[Hypothesis]:
+    """Return the roundings of a sum that give the lse of this query."""
+    scores = view.scores[:, view.seen]
+    for dtype in ("bfloat16", "float16"):
+        for tile in _TILES:
+            predicted = lse_of_rounded_sums(scores, dtype, tile)
+            if np.abs(predicted - lse).max() > _NEAR:
+                continue
+            often = "once" if tile == _TILES[-1] else f"after every {tile} keys"
+            name = f"the sum of weights is rounded to {dtype} {often}"
+            change = partial(summing_in, dtype=dtype, tile=tile)
+            yield Hypothesis(name, f"{name}.", change, ("S-5", "S-7"))
