@@ -126,6 +126,10 @@ def tests(session: nox.Session, package: str) -> None:
     """Run the tests of one package."""
     extra = ("pytest", "pytest-xdist", "hypothesis", "jsonschema")
     install_editable(session, PACKAGES[package].extra, *extra)
+    if package == "adapters":
+        beside = ("apache-tvm-ffi", "docstring-parser", "ninja", "pydantic", "safetensors")
+        install(session, *beside)
+        install(session, "--no-deps", "flashinfer-bench")  # it names flashinfer-python, for GPUs
     session.run(
         *("pytest", f"{PACKAGES[package].folder}/tests", "--numprocesses=auto"),
         *session.posargs,
@@ -324,6 +328,8 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "-m", "paged_mla_conformance.meta.mutants", *pages, *session.posargs)
     if not session.posargs:
         session.run("python", "-m", "paged_mla_adapters.mutants", *summary[:2])
+        page = ("--page", "conformance/docs/mutants.md")
+        session.run("python", "-m", "paged_mla_conformance.meta.tolerances", *page)
 
 
 @nox.session(default=False)

@@ -63,6 +63,10 @@ SUBCOMMANDS = {
     "fuzz": Subcommand(
         "paged_mla_conformance.search.command", "search for steps that break a backend", *_SEARCH
     ),
+    "export": Subcommand(
+        "paged_mla_adapters.flashinfer_bench.command",
+        "write cases and kernels for FlashInfer-Bench",
+    ),
     "taps": Subcommand(
         "paged_mla_optimized.commands.taps", "record a kernel's intermediate values", *_KERNELS
     ),

@@ -1,14 +1,19 @@
-"""Solutions of FlashInfer-Bench, whose sources are Python."""
+"""Solutions of FlashInfer-Bench: those in Python, and those that it builds."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
+import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from paged_mla_adapters.flashinfer_bench import builder
 from paged_mla_adapters.judge.claims import Claims
 from paged_mla_adapters.judge.probes import probe
 from paged_mla_adapters.judge.probing import find
@@ -95,7 +100,7 @@ def test_what_a_definition_gives(definition: str, given: str, tmp_path: Path):
     ("changes", "message"),
     [
         ({"definition": "gqa_paged_decode_h32_kv8_d128_ps1"}, "definition: got gqa_paged"),
-        ({"language": "cuda"}, "language: got cuda; allowed: python or triton"),
+        ({"language": "rust"}, "language: got rust; allowed: python, triton, cuda, cpp, tilelang"),
         ({"entry_point": "other.py::run"}, "entry_point: got other.py"),
         ({"sources": 3}, "a solution of FlashInfer-Bench"),
     ],
@@ -103,6 +108,112 @@ def test_what_a_definition_gives(definition: str, given: str, tmp_path: Path):
 def test_what_is_no_solution(changes: dict[str, object], message: str, tmp_path: Path):
     with pytest.raises(InvalidArgument, match=message):
         Solution(solution(tmp_path, **changes))
+
+
+BENCH = {  # what is called of the package, in one that notes it
+    "__init__.py": "",
+    "data.py": """
+class Definition:
+    def __init__(self, **document): self.document = document
+
+class Solution(Definition): pass
+""",
+    "compile.py": """
+import types
+
+class BuilderRegistry:
+    @classmethod
+    def get_instance(cls): return cls()
+
+    def build(self, definition, solution):
+        if "no kernel" in solution.document["sources"][0]["content"]:
+            raise RuntimeError("nvcc: no kernel")
+        source = {s["path"]: s["content"] for s in solution.document["sources"]}["kernel.cu"]
+        module = types.ModuleType("built")
+        exec(source, vars(module))
+        names = [*definition.document["inputs"], *definition.document["outputs"]]
+        def run(*given): return module.run(**dict(zip(names, given, strict=True)))
+        return run
+""",
+}
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a package called flashinfer_bench first, whose builder takes Python for CUDA."""
+    folder = tmp_path / "bench" / "flashinfer_bench"
+    folder.mkdir(parents=True)
+    for name, text in BENCH.items():
+        (folder / name).write_text(text)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flashinfer_bench"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(folder.parent)
+    importlib.invalidate_caches()
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flashinfer_bench"]:
+        del sys.modules[name]
+
+
+def cuda_solution(folder: Path, content: str) -> Path:
+    """Write a solution whose language is CUDA."""
+    sources = [{"path": "kernel.cu", "content": content}]
+    return solution(folder, language="cuda", entry_point="kernel.cu::run", sources=sources)
+
+
+@pytest.mark.usefixtures("bench")
+def test_what_is_compiled_is_built_by_flashinfer_bench(tmp_path: Path):
+    """It gets its arguments in order, as a solution in Python does."""
+    body = PASSED.replace("in_base_2(torch.logsumexp(scores, -1))", "torch.logsumexp(scores, -1)")
+    path = cuda_solution(tmp_path, f"import torch\n{body}")
+    roles = roles_of(calls_of(load(str(path))), "attend", {}, {})
+    promised = Claims(str(path), roles=roles, served=Solution(path).served)
+    claims = find(promised, lambda _key, *asked, **how: probe(*asked, **how))
+    assert claims.served == promised.served
+    assert claims.lse == "natural"
+
+
+@pytest.mark.usefixtures("bench")
+def test_what_does_not_build_says_why(tmp_path: Path):
+    path = cuda_solution(tmp_path, "no kernel")
+    with pytest.raises(RuntimeError, match="nvcc: no kernel"):
+        load(str(path))
+
+
+def test_cuda_needs_flashinfer_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(builder, "find_spec", lambda _name: None)
+    said = "language: got cuda; allowed: python or triton; and cuda after pip install flashinfer-b"
+    with pytest.raises(InvalidArgument, match=said):
+        Solution(cuda_solution(tmp_path, "__global__ void run();"))
+
+
+ADDED = """
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/function.h>
+
+void run(tvm::ffi::TensorView q_nope, tvm::ffi::TensorView, tvm::ffi::TensorView,
+         tvm::ffi::TensorView, tvm::ffi::TensorView, tvm::ffi::TensorView, double sm_scale,
+         tvm::ffi::TensorView, tvm::ffi::TensorView lse) {
+  static_cast<float*>(lse.data_ptr())[0] = static_cast<float>(sm_scale);
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
+"""
+
+
+def test_flashinfer_bench_compiles_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With the package itself, its TVM-FFI, and the machine's compiler."""
+    pytest.importorskip("flashinfer_bench")
+    pytest.importorskip("tvm_ffi")
+    if not (shutil.which("ninja") and shutil.which("g++")):
+        pytest.skip("no ninja, or no g++")
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+    sources = [{"path": "kernel.cc", "content": ADDED}]
+    spec = {"language": "cpp", "target_hardware": ["cpu"], "entry_point": "kernel.cc::run"}
+    call = load(str(solution(tmp_path, sources=sources, **spec)))
+    names = Solution(solution(tmp_path, sources=sources, **spec)).parameters
+    given = {name: torch.zeros(1) for name in names} | {"sm_scale": 0.5}
+    call(**given)
+    assert given["lse"].item() == 0.5
 
 
 def test_sources_stay_in_their_folder(tmp_path: Path):

@@ -1,8 +1,10 @@
 """Solutions of FlashInfer-Bench: a JSON file with the sources of a kernel and their entry point.
 
+Sources in Python are imported. Others are built by FlashInfer-Bench, where it is installed.
+
 What a solution is given follows from its definition's name, for example
-``mla_paged_decode_h16_ckv512_kpe64_ps64``. Sources: ``flashinfer_bench/data/solution.py`` at
-40e6ca78, and the definitions in ``flashinfer_trace/definitions/mla_paged`` at 424f2221.
+``mla_paged_decode_h16_ckv512_kpe64_ps64``. Source: ``flashinfer_bench/data/solution.py`` of
+flashinfer-ai/flashinfer-bench at 40e6ca78.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import atexit
 import hashlib
 import inspect
 import json
-import re
 import shutil
 import sys
 import tempfile
@@ -20,18 +21,20 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from paged_mla_adapters.flashinfer_bench.builder import build, check_installed
+from paged_mla_adapters.flashinfer_bench.definition import Definition
 from paged_mla_adapters.judge.claims import Served
 from paged_mla_adapters.judge.module import module_of
 from paged_mla_shared.documents import read_text
 from paged_mla_shared.errors import InvalidArgument
 
 _LARGEST = 64 << 20  # bytes of a file
-_NAME = re.compile(r"mla_paged_(decode|prefill_causal)_h(\d+)_ckv(\d+)_kpe(\d+)_ps(\d+)")
-_LANGUAGES = ("python", "triton")
+_IMPORTED = ("python", "triton")
+_BUILT = ("cuda", "cpp", "tilelang")
 
 
 class Solution:
-    """A solution, whose sources are Python.
+    """A solution.
 
     Parameters
     ----------
@@ -40,58 +43,53 @@ class Solution:
     Raises
     ------
     InvalidArgument
-        The file cannot be read, is no solution of a paged MLA definition, or its sources are not
-        Python.
+        The file cannot be read, is no solution of a paged MLA definition, has a language that there
+        is not, or one that needs FlashInfer-Bench, which is not installed.
     """
 
     def __init__(self, path: Path) -> None:
         text = read_text(path, _LARGEST)
         try:
-            document = json.loads(text)
-            spec = document["spec"]
-            self._definition = str(document["definition"])
+            self._document = json.loads(text)
+            spec = self._document["spec"]
+            name = str(self._document["definition"])
             self._entry, self._function = spec["entry_point"].split("::")
             self._passes_outputs = spec.get("destination_passing_style", True)
-            self._sources = {s["path"]: s["content"] for s in document["sources"]}
-            language = spec["language"]
+            self._sources = {s["path"]: s["content"] for s in self._document["sources"]}
+            self._language = spec["language"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             said = f"{type(error).__name__}: {error}"
             raise InvalidArgument(str(path), said, "a solution of FlashInfer-Bench") from error
-        found = _NAME.fullmatch(self._definition)
-        if found is None:
-            allowed = "mla_paged_decode_h*_ckv*_kpe*_ps*, and mla_paged_prefill_causal_* likewise"
-            raise InvalidArgument(f"{path}: definition", self._definition, allowed)
-        if language not in _LANGUAGES:
-            raise InvalidArgument(f"{path}: language", language, " or ".join(_LANGUAGES))
+        self._definition = Definition.of(f"{path}: definition", name)
+        if self._language not in {*_IMPORTED, *_BUILT}:
+            allowed = ", ".join((*_IMPORTED, *_BUILT))
+            raise InvalidArgument(f"{path}: language", self._language, allowed)
         if self._entry not in self._sources:
             raise InvalidArgument(f"{path}: entry_point", self._entry, "one of its sources")
-        self._is_prefill = found[1] == "prefill_causal"
-        self._constants = [int(found[group]) for group in range(2, 6)]
+        if self._language in _BUILT:
+            check_installed(f"{path}: language", self._language)
         self._digest = hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def served(self) -> Served:
         """What the definition promises, which the solution is held to."""
-        heads, rank, rope, page_size = self._constants
+        of = self._definition
         return Served(
             dtypes=("bfloat16",),
             cache_formats=("bf16",),
-            num_heads=(heads,),
-            block_sizes=(page_size,),
-            head_dims=((rank, rope),),
-            max_query_len=1 << 20 if self._is_prefill else 1,
-            mixed=self._is_prefill,
+            num_heads=(of.num_heads,),
+            block_sizes=(of.page_size,),
+            head_dims=((of.rank, of.rope),),
+            max_query_len=1 << 20 if of.is_prefill else 1,
+            mixed=of.is_prefill,
             strided_cache=False,
         )
 
     @property
     def parameters(self) -> list[str]:
         """Names of what the entry point is given, in order."""
-        names = ["q_nope", "q_pe", "ckv_cache", "kpe_cache"]
-        names += ["qo_indptr"] if self._is_prefill else []
-        names += ["kv_indptr", "kv_indices"]
-        names += ["kv_last_page_len"] if self._constants[-1] > 1 else []
-        return [*names, "sm_scale", *(["output", "lse"] if self._passes_outputs else [])]
+        outputs = self._definition.outputs if self._passes_outputs else []
+        return [*self._definition.inputs, *outputs]
 
     def function(self) -> Callable[..., Any]:
         """Return the entry point, with parameters that have names.
@@ -100,7 +98,11 @@ class Solution:
         ------
         InvalidArgument
             A source lies outside the solution's folder, or the entry point is not there.
+        RuntimeError
+            FlashInfer-Bench cannot build the sources.
         """
+        if self._language in _BUILT:
+            return _named(build(self._definition, self._document), self.parameters)
         name = f"paged_mla_solution_{self._digest}"
         entry = module_of(name, self._folder / self._entry)
         found = getattr(entry, self._function, None)

@@ -293,6 +293,11 @@ class Trial:
     def attend(self, runner: Runner, stage: Stage) -> Output:
         """Attend `stage` on a runner whose cache holds it; compare with the oracle."""
         actual = runner.attend(stage.batch)
+        self.hold(stage, actual)
+        return actual
+
+    def hold(self, stage: Stage, actual: Output) -> None:
+        """Compare an answer to `stage` with the oracle's."""
         problem, batch = stage.problem, stage.batch
         exact, rounded, allowance = self.answers(stage, asked_tokens(problem, batch))
         self.checks += compare.check_output(
@@ -303,7 +308,6 @@ class Trial:
             counts = equal_values(problem, batch, stage.after, seen)
             self.checks += check_single(problem, actual, exact, counts)
             self.checks += check_short(problem, seen, actual, exact, rounded)
-        return actual
 
     def answers(
         self, stage: Stage, asked: NDArray[np.bool_] | None

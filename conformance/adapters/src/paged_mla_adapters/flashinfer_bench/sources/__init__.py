@@ -1,0 +1,1 @@
+"""Sources that definitions and solutions carry as text: each runs where only its imports are."""

@@ -1,0 +1,1 @@
+"""How many mutants fixed tolerances let pass, whose answers the suite's budgets refuse."""

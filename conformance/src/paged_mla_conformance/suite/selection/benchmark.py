@@ -1,0 +1,54 @@
+"""Which cases a definition of FlashInfer-Bench can express.
+
+A workload of ``mla_paged_decode_*`` or ``mla_paged_prefill_causal_*`` is one call over a filled
+cache of bfloat16: dense tensors, a causal mask, rows that each have queries, and keys for them.
+"""
+
+from __future__ import annotations
+
+from paged_mla_conformance.suite.selection.adapt_case import adapt_case
+from paged_mla_conformance.suite.selection.params import unmet_by_case
+from paged_mla_shared.backend import Capabilities
+from paged_mla_shared.cases import GROUPS, Case, append, formats, gather, layer, metadata
+from paged_mla_shared.dims import DEEPSEEK_V3
+
+HEADS = (16, 128)
+PAGE_SIZES = (1, 64)
+EXPRESSED = Capabilities(
+    ops=frozenset({"attend"}),
+    dtypes=frozenset({"bfloat16"}),
+    cache_formats=frozenset({"bf16"}),
+    block_sizes=frozenset(PAGE_SIZES),
+    num_heads=frozenset(HEADS),
+    head_dims=frozenset({(DEEPSEEK_V3.kv_lora_rank, DEEPSEEK_V3.qk_rope_head_dim)}),
+    masks=frozenset({"causal"}),
+    features=frozenset({"mixed"}),
+    max_query_len=1 << 20,
+)
+"""What the definitions that ``paged-mla export flashinfer-bench`` writes can ask."""
+
+_OTHERS = (metadata.GROUP, append.GROUP, gather.GROUP, layer.GROUP)
+ATTENDED: dict[str, tuple[Case, ...]] = {
+    name: cases for name, cases in GROUPS.items() if name not in _OTHERS
+}
+"""Groups whose tests ask for attention over the cache, with their cases."""
+
+
+def expressed(case: Case, definitions: Capabilities = EXPRESSED) -> tuple[Case, list[str]]:
+    """Return a case as a definition asks it, and what no definition has of it, none if one can.
+
+    Parameters
+    ----------
+    case : Case
+        Its heads and block size become the nearest of the definitions', unless it is about them.
+    definitions : Capabilities
+        What the definitions can ask.
+    """
+    adapted, _ = adapt_case(case, definitions)
+    unmet = unmet_by_case(definitions, adapted, DEEPSEEK_V3, "bfloat16", ("attend",))
+    missing = [phrase.removesuffix(" not declared") for phrase in unmet]
+    if any(row.seq_len < row.query_len for step in adapted.steps for row in step):
+        missing.append("rows with fewer keys than queries")
+    if case.group == formats.GROUP:
+        missing.append("caches of 8 bits")
+    return adapted, missing
