@@ -6,6 +6,7 @@ queries in e4m3, with one scale for all. The adapter takes the smallest that let
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,10 +31,11 @@ def create() -> KernelBackend:
     path = library_of_vllm(BINARY)
     need_gpu("FlashMLA's dense FP8 decode", 9)
     torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
+    ops = torch.ops._flashmla_extension_C
     return KernelBackend(
         name="flashmla-fp8",
         version=version_of("vllm", path),
-        kernel=partial(attend, torch.ops._flashmla_extension_C),
+        kernel=partial(attend, ops.get_mla_decoding_metadata_dense_fp8, partial(_launch, ops)),
         capabilities=capabilities(
             frozenset({"bfloat16"}),
             cache_formats=frozenset({"fp8_e4m3"}),
@@ -46,24 +48,47 @@ def create() -> KernelBackend:
     )
 
 
-def attend(ops: Any, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize the queries of rows that hold a request, plan and launch."""
+def _launch(ops: Any, *given: Any, **scales: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch it with what vLLM's ``flash_mla_with_kvcache_fp8`` takes."""
+    q, cache, table, lens, rank, *plan = given
+    answers: tuple[torch.Tensor, torch.Tensor] = ops.fwd_kvcache_mla_fp8(
+        q,
+        cache,
+        rank,
+        lens,
+        table,
+        scales["softmax_scale"],
+        scales["causal"],
+        *plan,
+        scales["descale_q"],
+        scales["descale_k"],
+    )
+    return answers
+
+
+def attend(
+    metadata: Callable[..., Any], launch: Callable[..., Any], call: Call
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize the queries of rows that hold a request, plan and launch.
+
+    `metadata` and `launch` are vLLM's ``get_mla_metadata_dense_fp8`` and
+    ``flash_mla_with_kvcache_fp8``, or take the same.
+    """
     problem, q = call.problem, call.by_rows(call.q).float()
     asked = q[call.seq_lens > 0]
     scale = asked.abs().amax() / LARGEST if asked.any() else q.new_ones(())
     codes = (q / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
     pairs = q.shape[1] * q.shape[2]
-    plan = ops.get_mla_decoding_metadata_dense_fp8(call.seq_lens, pairs, 1)
-    out, lse = ops.fwd_kvcache_mla_fp8(
+    out, lse = launch(
         codes,
         call.cache.unsqueeze(2),
-        problem.dims.kv_lora_rank,
-        call.seq_lens,
         call.block_table,
-        problem.softmax_scale,
-        problem.mask == "causal",
-        *plan,
-        scale.view(1),
-        q.new_full((1,), call.cache_scale),
+        call.seq_lens,
+        problem.dims.kv_lora_rank,
+        *metadata(call.seq_lens, pairs, 1),
+        softmax_scale=problem.softmax_scale,
+        causal=problem.mask == "causal",
+        descale_q=scale.view(1),
+        descale_k=q.new_full((1,), call.cache_scale),
     )
     return out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)

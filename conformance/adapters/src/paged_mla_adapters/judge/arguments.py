@@ -80,6 +80,11 @@ class CacheArguments(Arguments):
 
     _v_scale = _k_scale
 
+    def _k_descale(self) -> torch.Tensor:
+        return torch.full((1,), self._k_scale(), device=self._cached.cache.device)
+
+    _v_descale = _k_descale
+
 
 def invoke(functions: Sequence[Callable[..., Any]], arguments: Arguments, claims: Claims) -> Any:
     """Call a function, or a class's constructor, ``plan`` and ``run``; return the last result."""

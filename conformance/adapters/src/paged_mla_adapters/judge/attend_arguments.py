@@ -11,6 +11,8 @@ from paged_mla_adapters.judge.answers import shape_of
 from paged_mla_adapters.judge.arguments import CacheArguments
 from paged_mla_adapters.judge.claims import Claims
 
+SPLITS = 4  # of a row's keys, where the caller says how many
+
 
 class AttendArguments(CacheArguments):
     """Values of the roles in a call of an attention function.
@@ -44,10 +46,16 @@ class AttendArguments(CacheArguments):
     def _block_table(self) -> torch.Tensor:
         return self._call.block_table
 
+    @property
+    def _page(self) -> int:
+        """Tokens that an entry of ``kv_indices`` stands for."""
+        is_flat = self._claims.cache.startswith("[slots")
+        return 1 if is_flat or not self._claims.knows_lengths else self._problem.block_size
+
     @cached_property
     def _lists(self) -> PageLists:
         """The rows' pages, of one token each in a flat cache."""
-        return self._call.page_lists(1 if self._claims.cache.startswith("[slots") else None)
+        return self._call.page_lists(self._page)
 
     def _kv_indptr(self) -> torch.Tensor:
         return self._lists.indptr
@@ -59,7 +67,8 @@ class AttendArguments(CacheArguments):
         return self._lists.last_page_len
 
     def _req_to_token(self) -> torch.Tensor:
-        return self._call.slots.flip(0).contiguous()
+        by_ids = "request_ids" in self._claims.roles.values()
+        return self._call.slots.flip(0).contiguous() if by_ids else self._call.slots
 
     def _request_ids(self) -> torch.Tensor:
         rows = len(self._call.seq_lens)
@@ -80,6 +89,9 @@ class AttendArguments(CacheArguments):
     def _max_query_len(self) -> int:
         return int(self._query_lens().max())
 
+    def _num_rows(self) -> int:
+        return len(self._call.seq_lens)
+
     def _max_seq_len(self) -> int:
         return int(self._call.seq_lens.max())
 
@@ -92,6 +104,12 @@ class AttendArguments(CacheArguments):
     def _num_heads(self) -> int:
         return self._call.q.shape[1]
 
+    def _num_kv_heads(self) -> int:
+        return 1
+
+    def _head_dim(self) -> int:
+        return self._call.q.shape[-1]
+
     def _return_lse(self) -> bool:
         return True
 
@@ -100,6 +118,24 @@ class AttendArguments(CacheArguments):
 
     def _workspace(self) -> torch.Tensor:
         return self._call.workspace()
+
+    def _attn_logits(self) -> torch.Tensor:
+        """Return room for each split's output, with its lse behind it unless that has its own."""
+        behind = "attn_lse" not in self._claims.roles.values()
+        shape = (*self._call.q.shape[:2], SPLITS, self._rank + behind)
+        return self._call.buffer("the splits' answers", shape)
+
+    def _attn_lse(self) -> torch.Tensor:
+        return self._call.buffer("the splits' lse", (*self._call.q.shape[:2], SPLITS))
+
+    def _num_kv_splits(self) -> int | torch.Tensor:
+        """Return how many splits every row has; of each row, if the most are said too."""
+        if "max_kv_splits" not in self._claims.roles.values():
+            return SPLITS
+        return torch.full_like(self._call.seq_lens, SPLITS)
+
+    def _max_kv_splits(self) -> int:
+        return SPLITS
 
     def _out(self) -> torch.Tensor:
         shape = (*self._answer_shape(self._claims.out), self._rank)

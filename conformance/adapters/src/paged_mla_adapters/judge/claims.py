@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from paged_mla_shared.typed import build
 
 VERSION = 1
 FACTORY = "paged_mla_adapters.judge.backend:create"
+_NONE = "given_none"  # names of parameters that get None, which TOML does not have
 
 QUERY_LAYOUTS = ("[T, H, D]", "[B, Q, H, D]")
 CACHE_LAYOUTS = (
@@ -61,6 +62,26 @@ class Served:
     padding: bool = True
     strided_cache: bool = True
     products: str = "exact"
+
+    def with_these(self, values: Mapping[str, Any]) -> Served:
+        """Return it with some fields as a user says them.
+
+        Parameters
+        ----------
+        values : dict of str to Any
+            By the field's name; one value stands for a tuple of it.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such field, or the value is of another type.
+        """
+        fields = asdict(self)
+        many = {name for name, value in fields.items() if isinstance(value, tuple)}
+        for name, value in values.items():
+            fields[name] = [value] if name in many and not isinstance(value, tuple) else value
+        made: Served = build(Served, json.loads(json.dumps(fields)), "--served")
+        return made
 
 
 @dataclass(frozen=True)
@@ -126,6 +147,13 @@ class Claims:
                 raise InvalidArgument(name, repr(getattr(self, name)), ", ".join(allowed))
 
     @property
+    def knows_lengths(self) -> bool:
+        """Whether a call says how many keys a row has, and not how many pages alone."""
+        said = {"seq_lens", "prefix_lens", "kv_last_page_len"} & set(self.roles.values())
+        known = bool(self.like) and not self.roles
+        return bool(said) or known or self.kind in {"append", "merge"}
+
+    @property
     def capabilities(self) -> Capabilities:
         """What the suite may ask."""
         served = self.served
@@ -160,6 +188,8 @@ def write(claims: Claims, path: Path) -> None:
         f"factory = {json.dumps(FACTORY)}",
     ]
     tables = {name: document.pop(name) for name in ("roles", "given", "served")}
+    if unset := [name for name, value in claims.given.items() if value is None]:
+        document[_NONE] = unset
     lines += _lines(document.items())
     for name, table in tables.items():
         lines += ["", f"[{name}]", *_lines(table.items())]
@@ -183,5 +213,7 @@ def read(path: Path) -> Claims:
     document = read_toml(path)
     take_version(document, "version", VERSION, str(path))
     document.pop("factory", None)
+    unset = build(tuple[str, ...], document.pop(_NONE, []), f"{path}: {_NONE}")
     claims: Claims = build(Claims, document, str(path))
+    claims.given.update(dict.fromkeys(unset))
     return claims

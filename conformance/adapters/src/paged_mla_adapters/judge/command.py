@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,7 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
             claims = read(path)
             _hold_to(claims, options, path)
         else:
-            claims = _probed(_described(options), path)
+            said = _served(options)
+            Served().with_these(said)
+            claims = _probed(_described(options), path, said)
     except (InvalidArgument, Unsupported, _NotCallable) as error:
         print(printable(f"paged-mla judge: {error}"), file=sys.stderr)
         return _USAGE_ERROR
@@ -88,8 +91,11 @@ def _hold_to(claims: Claims, options: argparse.Namespace, path: Path) -> None:
         raise InvalidArgument(f"{path}: target", claims.target, allowed)
     held = {f"--map {role}={n}": claims.roles.get(n) == role for role, n in options.map}
     for name, text in options.set:
-        stored = json.loads(json.dumps(_value(name, text)))  # a file has no tuples
+        stored = json.loads(json.dumps(_value("--set", name, text)))  # a file has no tuples
         held[f"--set {name}={text}"] = claims.given.get(name) == stored
+    for name, text in options.served:
+        said = claims.served.with_these({name: _value("--served", name, text)})
+        held[f"--served {name}={text}"] = claims.served == said
     given = {"scale": claims.softmax_scale}
     given |= {name: getattr(claims, name) for name in ("like", "profile", "device")}
     for name, value in given.items():
@@ -99,6 +105,10 @@ def _hold_to(claims: Claims, options: argparse.Namespace, path: Path) -> None:
     if others := ", ".join(option for option, holds in held.items() if not holds):
         allowed = f"the claims file {path} was written without them; use --probe to write it anew"
         raise InvalidArgument("options", others, allowed)
+
+
+def _served(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: _value("--served", name, text) for name, text in options.served}
 
 
 def _dims(claims: Claims) -> str:
@@ -139,6 +149,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="the value of a parameter without a role, as Python writes it",
     )
+    add(
+        "--served",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what it serves, where a call without an error does not show it",
+    )
     add("--like", choices=sorted(LIKE), help="the known signature that it has")
     add("--scale", type=_scale, help="the softmax scale of a function without a parameter for it")
     add("--profile", metavar="A,B", help="terms to judge it in (default: by what it returns)")
@@ -165,22 +183,25 @@ def _default_path(target: str) -> Path:
 
 def _described(options: argparse.Namespace) -> Claims:
     """Return what the command line and the signature say of a function."""
-    given = {name: _value(name, text) for name, text in options.set}
+    given = {name: _value("--set", name, text) for name, text in options.set}
     target, roles = _loaded(options.target), {}
-    if options.like is None:
+    like = LIKE.get(options.like)
+    if like is None or like.bind is None:
         roles = roles_of(calls_of(target), options.kind, dict(options.map), given)
         told = options.kind != "attend" or "softmax_scale" in roles.values()
         if not told and options.scale is None:
             allowed = "--map softmax_scale=NAME, or --scale of a function with one of its own"
             raise InvalidArgument("the softmax scale", "no parameter", allowed)
-    served = solution_of(options.target).served if is_solution(options.target) else Served()
+    served = like.served if like is not None else Served()
+    if is_solution(options.target):
+        served = solution_of(options.target).served
     return Claims(
         target=options.target,
         served=served,
         kind=options.kind,
         device=options.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         like=options.like or "",
-        profile=options.profile or (LIKE[options.like].profile if options.like else ""),
+        profile=options.profile or ("" if like is None else like.profile),
         roles=roles,
         given=given,
         softmax_scale=options.scale,
@@ -210,19 +231,22 @@ def _loaded(target: str) -> Callable[..., Any]:
         raise _NotImported(traceback.format_exc()) from error
 
 
-def _value(name: str, text: str) -> Any:
+def _value(option: str, name: str, text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
-        raise InvalidArgument(f"--set {name}", text, "a value as Python writes it") from error
+        raise InvalidArgument(f"{option} {name}", text, "a value as Python writes it") from error
 
 
 class _NotCallable(Exception):
     """The function could not be probed; the text says why."""
 
 
-def _probed(claims: Claims, path: Path) -> Claims:
-    """Return the claims as probing, in a process of its own, completes them; write them."""
+def _probed(claims: Claims, path: Path, said: Mapping[str, Any]) -> Claims:
+    """Return the claims as probing, in a process of its own, completes them; write them.
+
+    What the user says is served replaces what was found.
+    """
     with tempfile.TemporaryDirectory() as folder:
         draft, progress = Path(folder, "claims.toml"), Path(folder, "probes.jsonl")
         write(claims, draft)
@@ -234,11 +258,11 @@ def _probed(claims: Claims, path: Path) -> Claims:
             if done.returncode in {0, 1}:
                 break
         if done.returncode != 0:
-            said = done.stderr.strip() or f"the process ended with status {done.returncode}"
-            raise _NotCallable(f"{claims.target} answered no call. The first errors:\n{said}")
+            why = done.stderr.strip() or f"the process ended with status {done.returncode}"
+            raise _NotCallable(f"{claims.target} answered no call. The first errors:\n{why}")
         found = read(draft)
     profile = claims.profile or ",".join(_profiles(found))
-    found = Claims(**{**vars(found), "profile": profile})
+    found = replace(found, profile=profile, served=found.served.with_these(said))
     write(found, path)
     return found
 

@@ -8,8 +8,10 @@ import torch
 
 from paged_mla_adapters.call import Call
 from paged_mla_adapters.judge.arguments import Arguments
+from paged_mla_adapters.judge.claims import Claims
 
 PARTS = ("kv_indptr", "kv_indices", "kv_last_page_len")
+LAYOUTS = ("[blocks, size, D]", "[slots, D]")  # of the cache that the lists' entries count in
 _UNWRITTEN = -(2**31) + 1  # what lies in passed lists: no index, and no length
 
 
@@ -23,11 +25,12 @@ class CsrArguments(Arguments):
     Parameters
     ----------
     call : Call
+    claims : Claims
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, claims: Claims) -> None:
         super().__init__()
-        self._call = call
+        self._call, self._page = call, page_of(call, claims)
 
     def _block_table(self) -> torch.Tensor:
         return self._call.block_table
@@ -38,6 +41,9 @@ class CsrArguments(Arguments):
     def _block_size(self) -> int:
         return self._call.problem.block_size
 
+    def _num_rows(self) -> int:
+        return len(self._call.seq_lens)
+
     def _max_seq_len(self) -> int:
         return int(self._call.seq_lens.max())
 
@@ -45,7 +51,7 @@ class CsrArguments(Arguments):
         return self._list("kv_indptr", len(self._call.seq_lens) + 1)
 
     def _kv_indices(self) -> torch.Tensor:
-        return self._list("kv_indices", int(self._call.pages().sum()))
+        return self._list("kv_indices", int(self._call.pages(self._page).sum()))
 
     def _kv_last_page_len(self) -> torch.Tensor:
         return self._list("kv_last_page_len", len(self._call.seq_lens))
@@ -72,7 +78,14 @@ class CsrArguments(Arguments):
         return found
 
 
-def attend(call: Call, lists: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def page_of(call: Call, claims: Claims) -> int:
+    """Return the tokens that an entry of ``kv_indices`` stands for."""
+    return 1 if claims.cache == LAYOUTS[1] else call.problem.block_size
+
+
+def attend(
+    call: Call, lists: dict[str, torch.Tensor], claims: Claims
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the answers of a call whose rows have the pages of some lists, in float32.
 
     Raises
@@ -80,19 +93,20 @@ def attend(call: Call, lists: dict[str, torch.Tensor]) -> tuple[torch.Tensor, to
     WrongLists
         A row's pages lie outside the list, or a page outside the cache.
     """
-    rank, size = call.problem.dims.kv_lora_rank, call.problem.block_size
+    rank, size = call.problem.dims.kv_lora_rank, page_of(call, claims)
+    cache = call.cache if size > 1 else call.cache.flatten(0, 1).unsqueeze(1)
     out = torch.zeros(*call.q.shape[:2], rank, device=call.q.device)
     lse = torch.full(call.q.shape[:2], -torch.inf, device=call.q.device)
     starts, indptr = call.cu_seqlens_q.tolist(), lists["kv_indptr"].tolist()
-    lens, indices = _lens(call, lists), lists["kv_indices"]
+    lens, indices = _lens(call, lists, size), lists["kv_indices"]
     for b, keys in enumerate(lens):
-        pages = _pages(b, indptr, indices, len(call.cache))
+        pages = _pages(b, indptr, indices, len(cache))
         if len(pages) * size < keys:
             raise WrongLists(f"row {b} has {len(pages)} pages of {size} tokens, and {keys} keys")
         begin, end = starts[b : b + 2]
         if keys == 0 or begin == end:
             continue
-        cached = call.cache[pages].flatten(0, 1)[:keys].float()
+        cached = cache[pages].flatten(0, 1)[:keys].float()
         scores = call.problem.softmax_scale * call.q[begin:end].float() @ cached.T
         if call.problem.mask == "causal":
             ahead = torch.ones(end - begin, keys, device=out.device).triu(keys - (end - begin) + 1)
@@ -102,11 +116,11 @@ def attend(call: Call, lists: dict[str, torch.Tensor]) -> tuple[torch.Tensor, to
     return out.to(call.q.dtype), lse
 
 
-def _lens(call: Call, lists: dict[str, torch.Tensor]) -> list[int]:
+def _lens(call: Call, lists: dict[str, torch.Tensor], size: int) -> list[int]:
     """Return how many keys each row has, by the lists where they say it."""
     lens, last = call.seq_lens, lists.get("kv_last_page_len")
     if last is not None:
-        full = (lists["kv_indptr"].diff() - 1) * call.problem.block_size
+        full = (lists["kv_indptr"].diff() - 1) * size
         lens = torch.where(lens > 0, full + last, 0)
     known: list[int] = lens.tolist()
     if min(known, default=0) < 0:

@@ -32,17 +32,20 @@ class JudgedKernel:
     def __init__(self, claims: Claims) -> None:
         self.claims = claims
         target = load(claims.target)
-        self._known = LIKE[claims.like].bind(target) if claims.like else None
-        self._functions = [] if claims.like else calls_of(target)
+        like = LIKE.get(claims.like)
+        self._known = like.bind(target) if like is not None and like.bind is not None else None
+        self._functions = [] if self._known is not None else calls_of(target)
         self.layouts = ["[T, H]", "[T, H]"]
 
     def __call__(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Return out [T, H, R] and lse [T, H], of a function without an lse zeros."""
         if self._known is not None:
+            self.layouts = ["[T, H]", "[T, H]" if LIKE[self.claims.like].has_lse else ""]
             return self._known(call)
         if self.claims.kind == "csr":
-            lists = csr.CsrArguments(call)
-            return csr.attend(call, lists.lists(invoke(self._functions, lists, self.claims)))
+            lists = csr.CsrArguments(call, self.claims)
+            made = lists.lists(invoke(self._functions, lists, self.claims))
+            return csr.attend(call, made, self.claims)
         arguments = AttendArguments(call, self.claims)
         out, lse = answers_of(invoke(self._functions, arguments, self.claims), arguments)
         tokens, heads = call.q.shape[:2]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from paged_mla_adapters import flashinfer, flashmla, sglang_triton, vllm_triton
+from paged_mla_adapters import flashinfer, flashmla, flashmla_fp8, sglang_triton, vllm_triton
+from paged_mla_adapters.judge import aiter_decode, fa3, lightllm_decode
+from paged_mla_adapters.judge.claims import Served
 from paged_mla_adapters.kernel import Kernel
 
 
@@ -18,24 +20,38 @@ class Like:
 
     Parameters
     ----------
-    bind : callable
-        Returns the kernel of a function, or of a class, that has the signature.
+    bind : callable or None
+        Returns the kernel of a function, or of a class, that has the signature; ``None`` where the
+        names of its parameters say how it is called.
     of : str
         The function that has it, ``module:function``.
     profile : str
         The terms in which it is judged.
     roles : frozenset of str
         Roles that its parameters play, of those that decide which calls are probed.
+    served : Served
+        What it serves, where that is known and not probed.
     """
 
-    bind: Callable[[Callable[..., Any]], Kernel]
+    bind: Callable[[Callable[..., Any]], Kernel] | None
     of: str
     profile: str
     roles: frozenset[str] = frozenset()
+    served: Served = field(default_factory=Served)
+
+    @property
+    def has_lse(self) -> bool:
+        """Whether the function answers an lse."""
+        return "no-lse" not in self.profile.split(",")
 
 
 def _flash_mla(function: Callable[..., Any]) -> Kernel:
     return partial(flashmla.by_tokens, flashmla.by_rows(function))
+
+
+def _flash_mla_fp8(function: Callable[..., Any]) -> Kernel:
+    metadata = sys.modules[function.__module__].get_mla_metadata_dense_fp8
+    return partial(flashmla_fp8.attend, metadata, function)
 
 
 def _flashinfer(backend: str) -> Callable[[Callable[..., Any]], Kernel]:
@@ -49,21 +65,55 @@ def _vllm(function: Callable[..., Any]) -> Kernel:
     return partial(vllm_triton.attend, function)
 
 
+def _lightllm(function: Callable[..., Any]) -> Kernel:
+    return partial(lightllm_decode.attend, function)
+
+
+def _aiter(function: Callable[..., Any]) -> Kernel:
+    return partial(aiter_decode.attend, function)
+
+
 _ROWS = frozenset({"causal", "max_query_len"})
 _RAGGED = frozenset({"causal", "cu_seqlens_q"})
+_SCALED = frozenset({"k_scale"})
+_FLASHMLA_FP8 = Served(
+    dtypes=("bfloat16",),
+    cache_formats=("fp8_e4m3",),
+    masks=("causal", "non_causal"),
+    num_heads=tuple(range(1, 129)),
+    block_sizes=(64,),
+    head_dims=((512, 64),),
+    max_query_len=128,
+    products="fast",
+)
 _WRAPPER = "flashinfer.mla:BatchMLAPagedAttentionWrapper"
 LIKE = {
     "flash_mla": Like(_flash_mla, "flash_mla:flash_mla_with_kvcache", "flashmla,kernel", _ROWS),
+    "flash_mla-fp8": Like(
+        _flash_mla_fp8,
+        "vllm.v1.attention.ops.flashmla:flash_mla_with_kvcache_fp8",
+        "flashmla,kernel",
+        served=_FLASHMLA_FP8,
+    ),
+    "fa3": Like(fa3.bind, "vllm.vllm_flash_attn:flash_attn_varlen_func", "kernel", _RAGGED),
     "flashinfer-fa2": Like(_flashinfer("fa2"), _WRAPPER, "base-2,kernel", _RAGGED),
     "flashinfer-fa3": Like(_flashinfer("fa3"), _WRAPPER, "base-2,kernel", _RAGGED),
+    "flashinfer-bench": Like(None, "run of mla_paged_*", "base-2,kernel"),
     "vllm-triton": Like(
-        _vllm, f"{vllm_triton.MODULE}:decode_attention_fwd", "vllm,kernel", frozenset({"k_scale"})
+        _vllm, f"{vllm_triton.MODULE}:decode_attention_fwd", "vllm,kernel", _SCALED
     ),
     "sglang-triton": Like(
         sglang_triton.SglangDecode,
         f"{sglang_triton.MODULES[0]}:decode_attention_fwd",
         "sglang,kernel",
-        frozenset({"k_scale"}),
+        _SCALED,
     ),
+    "lightllm": Like(
+        _lightllm,
+        "lightllm.models.deepseek2.triton_kernel.gqa_flash_decoding:"
+        "gqa_token_decode_attention_flash_decoding",
+        "kernel,no-lse",
+    ),
+    "aiter": Like(_aiter, "aiter.mla:mla_decode_fwd", "kernel", _ROWS | _SCALED),
 }
 """Signatures by the name that ``--like`` takes."""

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from paged_mla_adapters.judge import csr
 from paged_mla_adapters.judge.claims import (
     CACHE_LAYOUTS,
     QUERY_LAYOUTS,
@@ -106,24 +107,32 @@ def beginnings(claims: Claims) -> Iterator[tuple[Case, MlaDims, str]]:
     on_gpu, served = claims.device == "cuda", claims.served
     dims: tuple[MlaDims, ...] = DIMS if on_gpu else DIMS[::-1]
     dtypes = DTYPES if on_gpu else DTYPES[::-1]
-    sizes = (64, 16, 1, 128) if knows_lengths(claims) else (1,)
+    sizes = block_sizes(claims, (64, 16, 1, 128))
     for size, heads, at, dtype in itertools.product(sizes, (16, 128, 4, 8, 64), dims, dtypes):
         fits = (at.kv_lora_rank, at.qk_rope_head_dim) in served.head_dims and dtype in served.dtypes
         if fits and size in served.block_sizes and heads in served.num_heads:
-            yield _case(num_heads=heads, block_size=size), at, dtype
+            is_plain = PLAIN_FORMAT_OF_DTYPE[dtype] in served.cache_formats
+            cached = None if is_plain else served.cache_formats[0]
+            yield _case(num_heads=heads, block_size=size, cache_format=cached), at, dtype
 
 
-def knows_lengths(claims: Claims) -> bool:
-    """Return whether a call says how many keys a row has, and not how many pages alone."""
-    roles = set(claims.roles.values())
-    said = {"seq_lens", "prefix_lens", "kv_last_page_len"} & roles
-    return bool(said) or bool(claims.like) or claims.kind in {"append", "merge"}
+def block_sizes(claims: Claims, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return those of some block sizes that a call can have.
+
+    Where a call says no lengths, each entry of ``kv_indices`` is one key: what that is in blocks of
+    more tokens, a function knows that is told their size.
+    """
+    knows = claims.knows_lengths or "block_size" in claims.roles.values()
+    return sizes if knows else (1,)
 
 
 def _candidates(claims: Claims) -> Iterator[Claims]:
     """Return the ways in which queries and caches may be laid out."""
-    if claims.like or claims.kind == "csr":
+    if claims.like:
         yield claims
+        return
+    if claims.kind == "csr":
+        yield from (replace(claims, cache=layout) for layout in csr.LAYOUTS)
         return
     if claims.kind == "merge":
         yield from (replace(claims, lse_layout=layout) for layout in ("[T, H]", "[H, T]"))
@@ -157,7 +166,7 @@ def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> 
     dtypes = [d for d in DTYPES if works(f"dtype {d}", case, kind=d)]
     formats = [PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes]
     roles = {*claims.roles.values(), *(LIKE[claims.like].roles if claims.like else ())}
-    if "k_scale" in roles and works(
+    if roles & {"k_scale", "k_descale"} and works(
         "cache_format fp8_e4m3", replace(case, cache_format="fp8_e4m3")
     ):
         formats.append("fp8_e4m3")
@@ -173,7 +182,7 @@ def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> 
         masks.append("non_causal")
     mixed = claims.kind in {"append", "csr"} or "cu_seqlens_q" in roles
     mixed = mixed and longest > 1 and works("mixed query lengths", _of_queries(case, 1, 3))
-    sizes = BLOCK_SIZES if knows_lengths(claims) else (1,)
+    sizes = block_sizes(claims, BLOCK_SIZES)
     served = Served(
         dtypes=tuple(dtypes),
         cache_formats=tuple(formats),

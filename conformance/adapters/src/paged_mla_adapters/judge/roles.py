@@ -26,8 +26,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "kv",
     ),
     "v_cache": ("v_buffer", "v_cache", "value_cache", "blocked_v"),
-    "ckv_cache": ("ckv_cache", "kv_c_cache", "c_kv_cache", "kv_latent_cache"),
-    "kpe_cache": ("kpe_cache", "k_pe_cache", "k_rope_cache"),
+    "ckv_cache": ("ckv_cache", "kv_c_cache", "c_kv_cache", "kv_latent_cache", "kv_nope"),
+    "kpe_cache": ("kpe_cache", "k_pe_cache", "k_rope_cache", "kv_rope"),
     "block_table": ("block_table", "block_tables", "page_table", "page_tables"),
     "req_to_token": ("req_to_token", "req_to_tokens", "req_to_token_indexs"),
     "request_ids": ("request_ids", "b_req_idx", "req_pool_indices", "req_indices"),
@@ -49,7 +49,13 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "seqused_k",
         "lengths",
     ),
-    "prefix_lens": ("prefix_lens", "prefix_len", "b_ready_cache_len", "num_computed_tokens"),
+    "prefix_lens": (
+        "prefix_lens",
+        "prefix_len",
+        "b_ready_cache_len",
+        "b_prompt_cache_len",
+        "num_computed_tokens",
+    ),
     "cu_seqlens_q": (
         "cu_seqlens_q",
         "qo_indptr",
@@ -60,20 +66,36 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "b_q_start_loc",
     ),
     "query_lens": ("query_lens", "q_lens", "q_seq_lens"),
-    "max_query_len": ("max_query_len", "max_seqlen_q", "max_q_len", "max_input_len"),
-    "max_seq_len": ("max_seq_len", "max_seqlen_k", "max_kv_len", "max_context_len"),
+    "max_query_len": ("max_query_len", "max_seqlen_q", "max_q_len", "max_input_len", "s_q"),
+    "max_seq_len": (
+        "max_seq_len",
+        "max_seqlen_k",
+        "max_seqlen_kv",
+        "max_seqlen_pad",
+        "max_kv_len",
+        "max_context_len",
+    ),
+    "num_rows": ("num_rows", "num_seqs", "batch_size", "bs", "b"),
     "softmax_scale": ("softmax_scale", "sm_scale", "scale", "scaling"),
     "causal": ("causal", "is_causal"),
     "kv_lora_rank": ("kv_lora_rank", "head_dim_v", "head_dim_ckv", "dv", "rank"),
     "qk_rope_head_dim": ("qk_rope_head_dim", "head_dim_kpe", "rope_dim"),
-    "block_size": ("block_size", "page_size"),
-    "num_heads": ("num_heads", "num_qo_heads", "num_q_heads"),
+    "head_dim": ("head_dim", "qk_head_dim", "head_size", "d"),
+    "block_size": ("block_size", "page_size", "kv_block_size"),
+    "num_heads": ("num_heads", "num_qo_heads", "num_q_heads", "h_q"),
+    "num_kv_heads": ("num_kv_heads", "nhead_kv", "h_kv"),
     "k_scale": ("k_scale", "kv_scale", "cache_scale"),
     "v_scale": ("v_scale",),
+    "k_descale": ("k_descale", "kv_descale", "descale_k"),
+    "v_descale": ("v_descale", "descale_v"),
     "out": ("out", "o", "output", "att_out", "o_tensor"),
     "lse": ("lse", "out_lse", "lse_out", "softmax_lse"),
     "return_lse": ("return_lse", "return_softmax_lse"),
     "workspace": ("workspace", "workspace_buffer", "float_workspace_buffer"),
+    "attn_logits": ("attn_logits",),
+    "attn_lse": ("attn_lse",),
+    "num_kv_splits": ("num_kv_splits",),
+    "max_kv_splits": ("max_kv_splits",),
     "device": ("device",),
     "ckv": ("ckv", "kv_c", "kv_c_normed", "c_kv", "compressed_kv"),
     "k_pe": ("k_pe", "k_rope", "kpe"),
@@ -159,10 +181,17 @@ def roles_of(
                 f"--map ROLE={name} with a role of {', '.join(ALIASES)}; or --set {name}=VALUE"
             )
             raise InvalidArgument(f"parameter {name}", "a name without a known role", allowed)
+    if {"req_to_token", "block_size"} <= set(found.values()) and not _has_ids(found):
+        found = {n: "block_table" if r == "req_to_token" else r for n, r in found.items()}
     for function in functions:
         _check_distinct({p.name: found[p.name] for p in parameters_of(function) if p.name in found})
     _check_complete(set(found.values()), kind)
     return found
+
+
+def _has_ids(roles: Mapping[str, str]) -> bool:
+    """Return whether lines of a table are chosen by the requests' numbers, and are no row's own."""
+    return "request_ids" in roles.values()
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
