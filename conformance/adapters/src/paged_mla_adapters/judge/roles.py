@@ -89,7 +89,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "k_descale": ("k_descale", "kv_descale", "descale_k"),
     "v_descale": ("v_descale", "descale_v"),
     "out": ("out", "o", "output", "att_out", "o_tensor"),
-    "lse": ("lse", "out_lse", "lse_out", "softmax_lse"),
+    "lse": ("lse", "out_lse", "lse_out", "softmax_lse", "output_lse"),
     "return_lse": ("return_lse", "return_softmax_lse"),
     "workspace": ("workspace", "workspace_buffer", "float_workspace_buffer"),
     "attn_logits": ("attn_logits",),

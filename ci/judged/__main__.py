@@ -1,0 +1,58 @@
+"""The command: ``run`` judges kernels, ``page`` writes what was found."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ci.judged import manifest
+from ci.judged.manifest import chosen
+from ci.judged.page import PAGE, page
+from ci.judged.result import read_all
+from ci.judged.run import run
+from paged_mla_shared.errors import InvalidArgument
+
+
+def main(arguments: list[str]) -> int:
+    """Return 0, and 2 for a wrong command line; a kernel that fails is a result like another."""
+    options, rest = _parser().parse_known_args(arguments)
+    try:
+        if options.command == "page":
+            if rest:
+                raise InvalidArgument("arguments", " ".join(rest), "RESULTS alone")
+            options.page.write_text(page(manifest.kernels(), read_all(options.results)))
+            return 0
+        if not options.payload.is_dir():
+            raise InvalidArgument("--payload", str(options.payload), "a folder that is there")
+        payload, out = options.payload.resolve(), options.out.resolve()
+        limits = {"workers": options.workers, "seconds": options.seconds}
+        run(chosen(options.only), payload, out, rest, **limits)
+    except InvalidArgument as error:
+        print(f"ci.judged: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ci.judged", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    add = commands.add_parser(
+        "run",
+        help="judge kernels",
+        description="Judges kernels. Options not listed here go to `paged-mla judge`: --quick.",
+        allow_abbrev=False,
+    ).add_argument
+    add("--payload", type=Path, required=True, help="the folder with the kernels' files")
+    add("--out", type=Path, required=True, help="the folder for results and reports")
+    add("--only", default="", metavar="ID,ID", help="kernels whose ids begin so")
+    add("--workers", type=int, default=1, dest="workers", help="kernels at a time (default: 1)")
+    add("--seconds", type=float, default=540, help="for each kernel (default: 540)")
+    written = commands.add_parser("page", help="write the page of results").add_argument
+    written("results", type=Path, metavar="RESULTS", help="results.json")
+    written("--page", type=Path, default=PAGE, help="where the page is written")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

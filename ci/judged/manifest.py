@@ -1,0 +1,108 @@
+"""The list of kernels: what is judged, where it is had, and with which options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci.packages import ROOT
+from paged_mla_shared.documents import read_toml
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.typed import build
+
+MANIFEST = Path(__file__).with_name("kernels.toml")
+WRAPPERS = Path(__file__).with_name("wrappers")
+MOST_LINES = 10  # of a wrapper
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel that is judged.
+
+    Parameters
+    ----------
+    id : str
+        A short name, for files and options.
+    name : str
+        What the page calls it.
+    source : str
+        ``package==version``, or ``owner/repository@commit``.
+    target : str
+        What ``paged-mla judge`` is given: ``module:function``, or a file of the payload,
+        ``folder/file.py:function`` or ``folder/file.json``; of a wrapper ``file.py:function``.
+    options : tuple of str
+        Options of ``paged-mla judge``.
+    wrapped : bool
+        Whether the target is a wrapper of :data:`WRAPPERS`.
+    note : str
+        What had to be changed of it, or stands in for what is around it.
+    """
+
+    id: str
+    name: str
+    source: str
+    target: str
+    options: tuple[str, ...] = ()
+    wrapped: bool = False
+    note: str = ""
+
+    def target_in(self, payload: Path) -> str:
+        """Return the target with the path of its file, where it has one."""
+        file = self.target.partition(":")[0]
+        if self.wrapped:
+            return str(WRAPPERS / self.target)
+        return str(payload / self.target) if file.endswith((".py", ".json")) else self.target
+
+    @property
+    def lines(self) -> int:
+        """Lines of Python that were written to have it judged, without imports and docstrings."""
+        if not self.wrapped:
+            return 0
+        text = (WRAPPERS / self.target.partition(":")[0]).read_text()
+        body = text[text.index("\ndef ") :].strip().splitlines()
+        return sum(bool(line.strip()) and '"""' not in line for line in body)
+
+
+def kernels(path: Path = MANIFEST) -> list[Kernel]:
+    """Return the kernels of a manifest.
+
+    Raises
+    ------
+    InvalidArgument
+        It cannot be read, two kernels have one id, or a wrapper has more lines than are allowed.
+    """
+    document: dict[str, Any] = read_toml(path)
+    found: list[Kernel] = [build(Kernel, entry, str(path)) for entry in document["kernel"]]
+    seen: set[str] = set()
+    for kernel in found:
+        if kernel.id in seen:
+            raise InvalidArgument(f"{path}: id", kernel.id, "one kernel of an id")
+        if kernel.lines > MOST_LINES:
+            allowed = f"at most {MOST_LINES} lines"
+            raise InvalidArgument(f"{kernel.target}", f"{kernel.lines} lines", allowed)
+        seen.add(kernel.id)
+    return found
+
+
+def chosen(only: str) -> list[Kernel]:
+    """Return the kernels whose ids begin with one of the words of ``--only``, all of them for "".
+
+    Raises
+    ------
+    InvalidArgument
+        A word begins no id.
+    """
+    found = kernels()
+    words = [word for word in only.split(",") if word]
+    for word in words:
+        if not any(kernel.id.startswith(word) for kernel in found):
+            ids = ", ".join(kernel.id for kernel in found)
+            raise InvalidArgument("--only", word, f"the beginning of one of {ids}")
+    return [k for k in found if not words or k.id.startswith(tuple(words))]
+
+
+def shown(kernel: Kernel) -> str:
+    """Return the command line that judges it, from the root, with the payload on the path."""
+    target = kernel.target_in(Path("FOLDER")).replace(f"{ROOT}/", "")
+    return " ".join(["paged-mla judge", target, *kernel.options])

@@ -1,0 +1,103 @@
+"""Judges each kernel in a process of its own, with a time limit, and gathers what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from ci.judged.manifest import Kernel
+from ci.judged.result import Result, read_all, result_of, write_all
+from ci.packages import PACKAGES, ROOT
+
+
+def run(
+    chosen: Sequence[Kernel],
+    payload: Path,
+    folder: Path,
+    options: Sequence[str],
+    *,
+    workers: int,
+    seconds: float,
+) -> list[Result]:
+    """Judge kernels, several at a time; write ``results.json`` anew after each.
+
+    Results of other kernels that the file has stay in it.
+
+    Parameters
+    ----------
+    chosen : sequence of Kernel
+    payload : Path
+        The folder of their files.
+    folder : Path
+        Where reports, claims, screens and ``results.json`` are written.
+    options : sequence of str
+        More options of ``paged-mla judge``.
+    workers : int
+        How many are judged at a time.
+    seconds : float
+        For each kernel.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "results.json"
+    found = {result.id: result for result in read_all(path)} if path.exists() else {}
+    with ThreadPoolExecutor(workers) as pool:
+        asked = [pool.submit(_judged, k, payload, folder, options, seconds) for k in chosen]
+        for done in as_completed(asked):
+            result = done.result()
+            found[result.id] = result
+            write_all(found.values(), path)
+            said = f"{result.outcome}, {result.run} run, {result.failed} failed"
+            print(f"{result.id}: {said}, {result.seconds:.0f} s", flush=True)
+    return [found[kernel.id] for kernel in chosen]
+
+
+def _judged(
+    kernel: Kernel, payload: Path, folder: Path, options: Iterable[str], seconds: float
+) -> Result:
+    """Judge one kernel; whatever becomes of its process, there is a result."""
+    files = {part: folder / f"{kernel.id}.{part}" for part in ("json", "toml", "txt")}
+    for file in files.values():
+        file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "paged_mla", "judge", kernel.target_in(payload)]
+    command += [*kernel.options, *options]
+    command += ["--report", str(files["json"]), "--claims", str(files["toml"])]
+    begun = time.monotonic()
+    with files["txt"].open("w") as screen:
+        status = _status(command, payload, screen.fileno(), seconds)
+    report = None
+    if files["json"].exists():
+        with contextlib.suppress(ValueError):  # the process may have ended while it wrote
+            report = json.loads(files["json"].read_text())
+    screen_text = files["txt"].read_text(errors="replace")
+    return result_of(kernel, status, report, screen_text, time.monotonic() - begun)
+
+
+def _status(command: list[str], payload: Path, screen: int, seconds: float) -> int | None:
+    """Return the exit status of a command; end it, and all that it started, when time is out."""
+    sources = [str(ROOT / package.source) for package in PACKAGES.values()]
+    paths = [str(payload), *sources, str(ROOT), os.environ.get("PYTHONPATH", "")]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=screen,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        start_new_session=True,
+    )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
