@@ -150,7 +150,7 @@ def test_kernels_that_end_and_hang_stop_no_other(tmp_path: Path, monkeypatch: py
     Path(Python.executable).chmod(0o755)
     monkeypatch.setattr(runner, "sys", Python)
     listed = [Kernel(name, name, "s", f"{name}.py") for name in programs]
-    runner.run(listed, tmp_path, tmp_path / "out", [], workers=3, seconds=5)
+    runner.run(listed, tmp_path, tmp_path / "out", [], jobs=3, seconds=5)
     outcomes = {r.id: (r.outcome, r.run) for r in read_all(tmp_path / "out" / "results.json")}
     assert outcomes == {"ends": ("ended", 0), "hangs": ("out of time", 0), "works": ("passed", 30)}
 

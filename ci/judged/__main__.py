@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         if not options.payload.is_dir():
             raise InvalidArgument("--payload", str(options.payload), "a folder that is there")
         payload, out = options.payload.resolve(), options.out.resolve()
-        limits = {"workers": options.workers, "seconds": options.seconds}
+        limits = {"jobs": options.jobs, "seconds": options.seconds}
         run(chosen(options.only), payload, out, rest, **limits)
     except InvalidArgument as error:
         print(f"ci.judged: {error}", file=sys.stderr)
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--payload", type=Path, required=True, help="the folder with the kernels' files")
     add("--out", type=Path, required=True, help="the folder for results and reports")
     add("--only", default="", metavar="ID,ID", help="kernels whose ids begin so")
-    add("--workers", type=int, default=1, dest="workers", help="kernels at a time (default: 1)")
+    add("--jobs", type=int, default=1, help="kernels at a time (default: 1)")
     add("--seconds", type=float, default=540, help="for each kernel (default: 540)")
     written = commands.add_parser("page", help="write the page of results").add_argument
     written("results", type=Path, metavar="RESULTS", help="results.json")

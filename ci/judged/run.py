@@ -24,7 +24,7 @@ def run(
     folder: Path,
     options: Sequence[str],
     *,
-    workers: int,
+    jobs: int,
     seconds: float,
 ) -> list[Result]:
     """Judge kernels, several at a time; write ``results.json`` anew after each.
@@ -40,7 +40,7 @@ def run(
         Where reports, claims, screens and ``results.json`` are written.
     options : sequence of str
         More options of ``paged-mla judge``.
-    workers : int
+    jobs : int
         How many are judged at a time.
     seconds : float
         For each kernel.
@@ -48,7 +48,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "results.json"
     found = {result.id: result for result in read_all(path)} if path.exists() else {}
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         asked = [pool.submit(_judged, k, payload, folder, options, seconds) for k in chosen]
         for done in as_completed(asked):
             result = done.result()

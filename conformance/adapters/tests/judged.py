@@ -107,6 +107,44 @@ def _ragged(q, cache, starts, table, lens, scale, causal):
     return out, lse
 
 
+def in_splits(q, k_buffer, v_buffer, o, req_to_tokens, b_seq_len, attn_logits, num_kv_splits, sm_scale, page_size):  # fmt: skip  # noqa: E501
+    """Right, but for rows without keys: splits in a buffer that is passed, a table of blocks."""
+    rank = v_buffer.shape[-1]
+    assert attn_logits.shape == (*q.shape[:2], num_kv_splits, rank + 1)
+    for b, n in enumerate(b_seq_len.tolist()):
+        pages = req_to_tokens[b, : -(-n // page_size)].long()
+        keys = k_buffer[pages].flatten(0, 1)[:n].float()
+        for split, part in enumerate(keys.tensor_split(num_kv_splits)):
+            scores = sm_scale * q[b].float() @ part.T
+            attn_logits[b, :, split, :-1] = torch.softmax(scores, -1) @ part[:, :rank]
+            attn_logits[b, :, split, -1] = torch.logsumexp(scores, -1)
+        weights = torch.softmax(attn_logits[b, ..., -1], -1)[..., None]
+        o[b] = (weights * attn_logits[b, ..., :-1].nan_to_num()).sum(1).to(o.dtype)
+
+
+def in_blocks_of_slots(q, cache, o, kv_indptr, kv_indices, attn_lse, attn_logits, num_kv_splits, max_kv_splits, sm_scale, kv_block_size):  # fmt: skip  # noqa: E501
+    """Right: slots in blocks whose size is said, and no lengths; splits of every row."""
+    rank = o.shape[-1]
+    assert attn_logits.shape[-2:] == (max_kv_splits, rank)
+    assert attn_lse.shape[-1] == max_kv_splits
+    assert num_kv_splits.tolist() == [max_kv_splits] * len(q)
+    for b in range(len(q)):
+        slots = kv_indices[kv_indptr[b] : kv_indptr[b + 1]].long()
+        keys = cache[slots // kv_block_size, slots % kv_block_size].float()
+        scores = sm_scale * q[b].float() @ keys.T
+        o[b] = (torch.softmax(scores, -1) @ keys[:, :rank]).to(o.dtype) if len(slots) else 0
+
+
+def with_every_size(q, cache, block_table, lengths, sm_scale, b, s_q, h_q, h_kv, d, dv, kv_descale):
+    """Right: sizes that shapes say too, and the cache's scale in a tensor."""
+    assert q.shape == (b, s_q, h_q, d)
+    assert (h_kv, kv_descale.shape) == (1, (1,))
+    keys = (cache.float() * kv_descale).to(q.dtype)
+    out, _ = decode(q.flatten(0, 1), keys, block_table, lengths, sm_scale, dv)
+    assert s_q == 1
+    return out.unflatten(0, (b, 1))
+
+
 def write(kv_c, k_pe, cache, slot_mapping):
     """Right: a writer."""
     kept = slot_mapping >= 0
@@ -165,6 +203,14 @@ def page_lists(block_table, seq_lens, page_size):
     used = torch.arange(block_table.shape[1]) < pages[:, None]
     indptr = torch.nn.functional.pad(pages.cumsum(0), (1, 0)).int()
     return indptr, block_table[used], seq_lens - (pages - 1).clamp(min=0) * page_size
+
+
+def token_lists(block_tables, seq_lens, block_size, bs):
+    """Right: the slot of each key as CSR."""
+    slots = block_tables.long()[..., None] * block_size + torch.arange(block_size)
+    used = torch.arange(slots[0].numel()) < seq_lens[:, None]
+    assert len(seq_lens) == bs
+    return torch.nn.functional.pad(seq_lens.cumsum(0), (1, 0)).int(), slots.flatten(1)[used]
 
 
 def page_lists_of_full_pages(block_table, seq_lens, kv_indptr, kv_indices, page_size):

@@ -215,6 +215,46 @@ def test_what_a_function_may_only_read(name: str, kind: str, said: str):
         ask_backend(backend_of(claims), kind)
 
 
+def test_a_table_by_rows_and_buffers_of_splits():
+    """Lines of ``req_to_tokens`` that no request's number chooses, with a page size, are blocks."""
+    claims = found("in_splits")
+    assert claims.roles["req_to_tokens"] == "block_table"
+    assert (claims.cache, claims.lse) == ("[blocks, size, D]", "none")
+    case, dims, dtype = next(beginnings(claims))
+    assert probe(claims, case, dims, dtype).error < 0.01
+
+
+def test_slots_in_blocks_of_a_known_size():
+    """Without lengths an entry is one key; a function that knows the size finds it in its block."""
+    claims = found("in_blocks_of_slots")
+    assert claims.cache == "[blocks, size, D]"
+    assert {1, 64} < set(claims.served.block_sizes)
+    case, dims, dtype = next(beginnings(claims))
+    assert case.block_size == 64
+    assert probe(claims, case, dims, dtype).error < 0.01
+
+
+def test_sizes_and_a_scale_in_a_tensor():
+    claims = found("with_every_size")
+    assert (claims.query, claims.out) == ("[B, Q, H, D]", "[B, Q, H]")
+    assert "fp8_e4m3" in claims.served.cache_formats
+    assert claims.served.max_query_len == 1
+
+
+def test_lists_of_tokens():
+    """Which of the two lists are is found by the answers over them."""
+    assert found("token_lists", "csr").cache == "[slots, D]"
+    assert found("page_lists", "csr").cache == "[blocks, size, D]"
+
+
+def test_what_is_served_as_the_user_says_it():
+    served = Served(mixed=True).with_these({"mixed": False, "num_heads": 16, "masks": ("causal",)})
+    assert (served.mixed, served.num_heads, served.masks) == (False, (16,), ("causal",))
+    for wrong, message in (({"heads": 16}, "unknown field 'heads'"), ({"mixed": 1}, "mixed")):
+        with pytest.raises(InvalidArgument, match=message):
+            Served().with_these(wrong)
+
+
 def test_a_function_that_answers_no_call():
     """The first errors are named, each once."""
 
@@ -238,7 +278,9 @@ def test_a_probe_that_ended_its_process_is_served(tmp_path: Path):
 def test_claims_are_read_as_they_were_written(tmp_path: Path):
     path = tmp_path / "out" / "claims.toml"
     served = Served(dtypes=("float16",), head_dims=((512, 64),), num_heads=(16,), padding=False)
-    claims = replace(described("Wrapper"), given={"splits": 4}, softmax_scale=0.125, served=served)
+    claims = replace(
+        described("Wrapper"), given={"splits": 4, "lse": None}, softmax_scale=0.125, served=served
+    )
     write(claims, path)
     assert read(path) == claims
     assert claims.capabilities.softmax_scale == 0.125
@@ -331,6 +373,7 @@ def test_options_that_a_claims_file_was_written_without(
         (["judged.py"], "allowed: MODULE:FUNCTION"),
         ([f"{FILE}:decode", "--map", "q"], "allowed: NAME=VALUE"),
         ([f"{FILE}:decode", "--set", "x=a b"], "a value as Python writes it"),
+        ([f"{FILE}:decode", "--served", "heads=16"], "--served: got an unknown field"),
         ([f"{FILE}:decode", "--scale", "-1"], "a number > 0"),
         ([f"{FILE}:decode", "--map", "workspace=softmax_scale"], "the softmax scale"),
     ],

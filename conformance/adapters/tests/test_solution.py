@@ -92,7 +92,7 @@ def test_outputs_are_passed_or_returned(run: str, tmp_path: Path):
 def test_what_a_definition_gives(definition: str, given: str, tmp_path: Path):
     """The order of a solution's arguments is that of its definition's inputs, then its outputs."""
     found = Solution(solution(tmp_path, definition=definition))
-    assert found.parameters[4:] == given.split()
+    assert found.parameters(-1)[4:] == given.split()
     assert found.served.mixed is definition.startswith("mla_paged_prefill")
 
 
@@ -210,7 +210,7 @@ def test_flashinfer_bench_compiles_cpp(tmp_path: Path, monkeypatch: pytest.Monke
     sources = [{"path": "kernel.cc", "content": ADDED}]
     spec = {"language": "cpp", "target_hardware": ["cpu"], "entry_point": "kernel.cc::run"}
     call = load(str(solution(tmp_path, sources=sources, **spec)))
-    names = Solution(solution(tmp_path, sources=sources, **spec)).parameters
+    names = Solution(solution(tmp_path, sources=sources, **spec)).parameters(-1)
     given = {name: torch.zeros(1) for name in names} | {"sm_scale": 0.5}
     call(**given)
     assert given["lse"].item() == 0.5

@@ -54,7 +54,7 @@ class Solution:
             spec = self._document["spec"]
             name = str(self._document["definition"])
             self._entry, self._function = spec["entry_point"].split("::")
-            self._passes_outputs = spec.get("destination_passing_style", True)
+            self._passes_outputs = spec.get("destination_passing_style")
             self._sources = {s["path"]: s["content"] for s in self._document["sources"]}
             self._language = spec["language"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -85,11 +85,19 @@ class Solution:
             strided_cache=False,
         )
 
-    @property
-    def parameters(self) -> list[str]:
-        """Names of what the entry point is given, in order."""
-        outputs = self._definition.outputs if self._passes_outputs else []
-        return [*self._definition.inputs, *outputs]
+    def parameters(self, number: int) -> list[str]:
+        """Return the names of what the entry point is given, in order.
+
+        Parameters
+        ----------
+        number : int
+            Of parameters that it has. Where a solution does not say whether its outputs are passed,
+            they are not if this is the number of inputs: so had older solutions it.
+        """
+        names, passes = list(self._definition.inputs), self._passes_outputs
+        if passes is None:
+            passes = number != len(names)
+        return [*names, *self._definition.outputs] if passes else names
 
     def function(self) -> Callable[..., Any]:
         """Return the entry point, with parameters that have names.
@@ -102,13 +110,14 @@ class Solution:
             FlashInfer-Bench cannot build the sources.
         """
         if self._language in _BUILT:
-            return _named(build(self._definition, self._document), self.parameters)
+            built = build(self._definition, self._document)
+            return _named(built, self.parameters(-1))
         name = f"paged_mla_solution_{self._digest}"
         entry = module_of(name, self._folder / self._entry)
         found = getattr(entry, self._function, None)
         if not callable(found):
             raise InvalidArgument("entry_point", self._function, "a function of its source")
-        return _named(found, self.parameters)
+        return _named(found, self.parameters(len(inspect.signature(found).parameters)))
 
     @cached_property
     def _folder(self) -> Path:
