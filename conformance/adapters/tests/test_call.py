@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from paged_mla_adapters.call import AppendCall, Call
+from paged_mla_adapters.declared import capabilities
+from paged_mla_adapters.kernel import KernelBackend
 from paged_mla_adapters.surroundings.margins import guards_of
 from paged_mla_shared.cases import CASES
 from paged_mla_shared.dims import SMALL
@@ -88,6 +90,15 @@ def test_what_is_written_to_parts_of_the_cache_is_in_the_cache():
     given.finish()
     assert (given.cache[2, 3, :RANK] == -1).all()
     assert torch.equal(given.cache[..., RANK:], before[..., RANK:])
+
+
+def test_a_declared_merge_has_to_be_there():
+    """It is refused before anything is asked of it."""
+    served = capabilities(
+        frozenset({"float32"}), ops=("plan", "attend", "merge"), head_dims=((32, 16),)
+    )
+    with pytest.raises(InvalidArgument, match="merge: got None"):
+        KernelBackend("x", "0", lambda _: None, served)
 
 
 def test_buffers_are_full_of_nan():

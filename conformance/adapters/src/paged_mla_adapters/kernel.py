@@ -16,7 +16,7 @@ from paged_mla_adapters.call import AppendCall, Call, MergeCall, PageLists
 from paged_mla_adapters.declared import mode
 from paged_mla_adapters.runner import Answers, KernelRunner
 from paged_mla_shared.backend import Capabilities
-from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.problem import Problem
 
 Kernel = Callable[[Call], Answers]
@@ -38,6 +38,11 @@ class KernelBackend:
     merge : callable or None
         Takes a :class:`MergeCall`; returns out [T, H, R] and lse [T, H], both float32. It is asked
         where the capabilities declare the operation "merge".
+
+    Raises
+    ------
+    InvalidArgument
+        The capabilities declare that operation, and there is no merge.
     """
 
     name: str
@@ -46,6 +51,13 @@ class KernelBackend:
     capabilities: Capabilities
     append: Callable[[AppendCall], None] | None = None
     merge: Callable[[MergeCall], Answers] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a declared operation that nothing does."""
+        if "merge" in self.capabilities.ops and self.merge is None:
+            raise InvalidArgument(
+                "merge", None, 'a callable, since the operation "merge" is declared'
+            )
 
     @property
     def mode(self) -> str:

@@ -13,7 +13,7 @@ from paged_mla_conformance.meta.mutants import MUTANTS
 from paged_mla_conformance.meta.mutants.backends import FLOAT32, RIGHT_BACKEND
 from paged_mla_conformance.meta.tolerances.asked import asked
 from paged_mla_conformance.meta.tolerances.section import renew, section
-from paged_mla_conformance.meta.tolerances.verdicts import Verdict, verdict
+from paged_mla_conformance.meta.tolerances.verdicts import Check, Verdict, verdict
 from paged_mla_shared.options import whole
 
 
@@ -48,7 +48,8 @@ def _verdicts(names: list[str], workers: int) -> list[Verdict]:
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         results = []
         for found in pool.map(verdict, names):
-            print(f"{found.name}: {'; '.join(found.found) or '-'}", flush=True)
+            noticing = "; ".join(check for check in Check if check in found.found)
+            print(f"{found.name}: {noticing or '-'}", flush=True)
             results.append(found)
     return results
 

@@ -34,7 +34,8 @@ def section(verdicts: Sequence[Verdict], cases: int, expressed: int) -> str:
 
 def renew(page: Path, text: str) -> None:
     """Write the section as a page's last one, in place of the one that it has."""
-    page.write_text(page.read_text().partition(TITLE)[0] + text)
+    before = page.read_text().partition(TITLE)[0].rstrip("\n")
+    page.write_text(f"{before}\n\n{text}")
 
 
 def _counts(verdicts: Sequence[Verdict]) -> list[int]:
@@ -74,13 +75,16 @@ suite's budgets, and by the tolerances of two other projects.
 
 The {cases} cases are those of the suite that attend to the cache, but for those of production's
 size, in the dims and element types named above. Definitions of FlashInfer-Bench can ask {expressed}
-of them ([which](flashinfer-bench.md)). So these columns say what a tolerance lets pass of the
-suite's own cases. They do not say what the projects' own inputs find, and nothing here was measured
+of them ([which](flashinfer-bench.md)); what these cannot show, such as a fault of trees or of
+rotations, is let pass in that column. So the columns say what a tolerance lets pass of the suite's
+own cases. They do not say what the projects' own inputs find, and nothing here was measured
 in bfloat16 but the mutants that break S-22, and nothing at the dims of a model.
 
 A mutant answers otherwise if any bit of an answer differs, or if it raises. What the others do
 wrong is in what they write, plan, merge or accept, which none of these comparisons asks and the
-suite does. To write this section anew:
+suite does. An answer that is otherwise and within the budgets is wrong by its bits alone
+(S-17, S-20), for which the suite has tests of their own. To write this section anew, in half an
+hour of two cores:
 
     python -m paged_mla_conformance.meta.tolerances --page conformance/docs/mutants.md
 """

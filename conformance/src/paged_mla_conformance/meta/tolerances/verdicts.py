@@ -68,7 +68,8 @@ def verdict(name: str) -> Verdict:
         checks = {check for check in Check if _asks(check, case)} - set(result.found)
         if checks:
             trial = replace(case.trial, backend=backend, checks=[])
-            noticing = _noticing(checks, trial, case)
+            with np.errstate(all="ignore"):  # wrong answers overflow
+                noticing = _noticing(checks, trial, case)
             result.found |= dict.fromkeys(noticing, trial.case.dtype_id(trial.dtype))
     return result
 
@@ -90,9 +91,8 @@ def _answers(trial: Trial, case: Asked) -> list[Output]:
     """Return what a backend answers to the steps of a case, on one runner."""
     runner, found = trial.prepare(), []
     for stage, _ in case.steps:
-        with np.errstate(all="ignore"):
-            runner.load_cache(stage.after)
-            answer = runner.attend(stage.batch)
+        runner.load_cache(stage.after)
+        answer = runner.attend(stage.batch)
         found.append(Output(answer.out.copy(), answer.lse.copy()))
     return found
 

@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 from paged_mla_reference.explain.checks.examination import Examination
 from paged_mla_reference.explain.checks.query_view import QueryView, views_of_wrong
 from paged_mla_reference.explain.hypotheses.hypothesis import Hypothesis
-from paged_mla_reference.faults.kernel.denominators import lse_of_rounded_sums, summing_in
+from paged_mla_reference.faults.kernel.denominators import (
+    TILE,
+    lse_of_rounded_sums,
+    summing_in,
+)
+from paged_mla_reference.faults.kernel.empty_splits import TILE as SPLIT
 from paged_mla_reference.faults.kernel.empty_splits import (
     of_a_number,
     past_the_end,
@@ -25,7 +30,8 @@ from paged_mla_reference.rules.rounding import widen
 
 _LENGTHS = (1, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096)  # keys of a split
 _NUMBERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # of splits of a row
-_TILES = (16, 32, 64, 128, 256, 512, 1024, 1 << 62)  # keys between two roundings; the last: all
+_TILES = (16, 32, 128, 256, 512, 1024)  # keys between two roundings, but for the catalogue's
+ONCE = 1 << 62  # keys of a tile that holds every row
 _NEAR = 1e-4  # of an lse, where the rounding of sums moves it by more
 
 
@@ -39,7 +45,7 @@ def faults_of_sums(found: Examination) -> Iterator[Hypothesis]:
         actual = widen(lse[view.token])
         if np.isfinite(actual).all() and np.isfinite(view.scores[:, view.seen]).all():
             yield from _empty_splits(view, actual, lengths)
-            yield from _sums(view, actual)
+            yield from _sums(view, actual, int(lengths.max()))
 
 
 def _empty_splits(
@@ -50,23 +56,30 @@ def _empty_splits(
         ones = float(np.median(np.exp(lse) - np.exp(view.lse)))
     past = {f"past a row's end, of {n} keys,": partial(past_the_end, n) for n in _LENGTHS}
     beside = {f"without keys, of {n} in each row,": partial(of_a_number, n) for n in _NUMBERS}
+    told = {past_the_end(SPLIT, lengths).tobytes()}  # by the catalogue
     for which, empty in (past | beside).items():
-        expected = int(empty(lengths)[view.row])
-        if expected and abs(ones - expected) < 0.5:
+        counts = empty(lengths)
+        expected = int(counts[view.row])
+        if expected and abs(ones - expected) < 0.5 and counts.tobytes() not in told:
+            told.add(counts.tobytes())
             name = f"splits {which} have an lse of 0"
             change = partial(with_an_lse_of_0, empty=empty)
             yield Hypothesis(name, f"{name}.", change, ("S-5", "S-6", "S-7"))
 
 
-def _sums(view: QueryView, lse: NDArray[np.float64]) -> Iterator[Hypothesis]:
-    """Return the roundings of a sum that give the lse of this query."""
+def _sums(view: QueryView, lse: NDArray[np.float64], longest: int) -> Iterator[Hypothesis]:
+    """Return the roundings of a sum that give the lse of this query.
+
+    Of tiles that hold the longest row only one predicts something of its own.
+    """
     scores = view.scores[:, view.seen]
+    tiles = [tile for tile in _TILES if tile < longest] + [ONCE] * (longest > TILE)
     for dtype in ("bfloat16", "float16"):
-        for tile in _TILES:
+        for tile in tiles:
             predicted = lse_of_rounded_sums(scores, dtype, tile)
             if np.abs(predicted - lse).max() > _NEAR:
                 continue
-            often = "once" if tile == _TILES[-1] else f"after every {tile} keys"
+            often = "once" if tile == ONCE else f"after every {tile} keys"
             name = f"the sum of weights is rounded to {dtype} {often}"
             change = partial(summing_in, dtype=dtype, tile=tile)
             yield Hypothesis(name, f"{name}.", change, ("S-5", "S-7"))
