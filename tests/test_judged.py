@@ -46,7 +46,8 @@ def test_wrappers_are_short_and_commands_are_shown():
     listed = kernels()
     assert all(kernel.lines <= manifest.MOST_LINES for kernel in listed)
     [system] = chosen("fastdeploy-system")
-    assert system.lines > 0
+    assert system.lines == 4
+    assert manifest.lines_of('"""A text."""\n\nimport os\n\n\ndef f():\n    return os\n') == 2
     where = "paged-mla judge ci/judged/wrappers/fastdeploy_system.py:attend"
     assert shown(system).startswith(where)
     assert shown(KERNEL) == "paged-mla judge FOLDER/k.py:attend --scale 0.5"
@@ -153,6 +154,13 @@ def test_kernels_that_end_and_hang_stop_no_other(tmp_path: Path, monkeypatch: py
     runner.run(listed, tmp_path, tmp_path / "out", [], jobs=3, seconds=5)
     outcomes = {r.id: (r.outcome, r.run) for r in read_all(tmp_path / "out" / "results.json")}
     assert outcomes == {"ends": ("ended", 0), "hangs": ("out of time", 0), "works": ("passed", 30)}
+
+
+def test_no_kernel_is_begun_when_the_total_time_is_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert runner.run([KERNEL], tmp_path, tmp_path, [], jobs=1, seconds=5, total=0) == []
+    assert "k: not begun" in capsys.readouterr().out
 
 
 def test_a_wrong_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

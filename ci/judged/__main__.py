@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -26,8 +27,15 @@ def main(arguments: list[str]) -> int:
         if not options.payload.is_dir():
             raise InvalidArgument("--payload", str(options.payload), "a folder that is there")
         payload, out = options.payload.resolve(), options.out.resolve()
-        limits = {"jobs": options.jobs, "seconds": options.seconds}
-        run(chosen(options.only), payload, out, rest, **limits)
+        run(
+            chosen(options.only),
+            payload,
+            out,
+            rest,
+            jobs=options.jobs,
+            seconds=options.seconds,
+            total=options.total,
+        )
     except InvalidArgument as error:
         print(f"ci.judged: {error}", file=sys.stderr)
         return 2
@@ -48,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", default="", metavar="ID,ID", help="kernels whose ids begin so")
     add("--jobs", type=int, default=1, help="kernels at a time (default: 1)")
     add("--seconds", type=float, default=540, help="for each kernel (default: 540)")
+    add("--total", type=float, default=math.inf, help="seconds for all (default: no limit)")
     written = commands.add_parser("page", help="write the page of results").add_argument
     written("results", type=Path, metavar="RESULTS", help="results.json")
     written("--page", type=Path, default=PAGE, help="where the page is written")

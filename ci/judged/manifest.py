@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,19 @@ class Kernel:
         """Lines of Python that were written to have it judged, without imports and docstrings."""
         if not self.wrapped:
             return 0
-        text = (WRAPPERS / self.target.partition(":")[0]).read_text()
-        body = text[text.index("\ndef ") :].strip().splitlines()
-        return sum(bool(line.strip()) and '"""' not in line for line in body)
+        return lines_of((WRAPPERS / self.target.partition(":")[0]).read_text())
+
+
+def lines_of(source: str) -> int:
+    """Return how many lines a source has, but for empty ones, imports and docstrings."""
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            assert isinstance(node, ast.stmt)
+            skipped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(source.splitlines(), 1)
+    return sum(bool(line.strip()) for number, line in lines if number not in skipped)
 
 
 def kernels(path: Path = MANIFEST) -> list[Kernel]:

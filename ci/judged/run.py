@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -26,10 +27,12 @@ def run(
     *,
     jobs: int,
     seconds: float,
+    total: float = math.inf,
 ) -> list[Result]:
     """Judge kernels, several at a time; write ``results.json`` anew after each.
 
-    Results of other kernels that the file has stay in it.
+    Results of other kernels that the file has stay in it, and so do those of kernels that are not
+    begun because the total time is out.
 
     Parameters
     ----------
@@ -44,19 +47,36 @@ def run(
         How many are judged at a time.
     seconds : float
         For each kernel.
+    total : float
+        Seconds for all of them.
+
+    Returns
+    -------
+    list of Result
+        Of the kernels that were begun.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "results.json"
     found = {result.id: result for result in read_all(path)} if path.exists() else {}
+    end, begun = time.monotonic() + total, []
+
+    def judged(kernel: Kernel) -> Result | None:
+        left = min(seconds, end - time.monotonic())
+        return _judged(kernel, payload, folder, options, left) if left > 0 else None
+
     with ThreadPoolExecutor(jobs) as pool:
-        asked = [pool.submit(_judged, k, payload, folder, options, seconds) for k in chosen]
+        asked = {pool.submit(judged, kernel): kernel for kernel in chosen}
         for done in as_completed(asked):
             result = done.result()
+            if result is None:
+                print(f"{asked[done].id}: not begun", flush=True)
+                continue
             found[result.id] = result
+            begun.append(result)
             write_all(found.values(), path)
             said = f"{result.outcome}, {result.run} run, {result.failed} failed"
             print(f"{result.id}: {said}, {result.seconds:.0f} s", flush=True)
-    return [found[kernel.id] for kernel in chosen]
+    return begun
 
 
 def _judged(

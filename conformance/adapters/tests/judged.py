@@ -46,7 +46,7 @@ def with_a_head_axis(q, k_cache, block_table, cache_seqlens, head_dim_v, softmax
     assert k_cache.shape[2] == 1
     rows, width = q.shape[:2]
     cache, starts = k_cache.squeeze(2), torch.arange(rows + 1) * width
-    out, lse = _ragged(
+    out, lse = ragged(
         q.flatten(0, 1), cache, starts, block_table, cache_seqlens, softmax_scale, causal
     )
     answers = {"out": out[..., :head_dim_v].to(q.dtype).unflatten(0, (rows, width))}
@@ -86,12 +86,13 @@ class Wrapper:
         """Write the buffers."""
         assert return_lse
         q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv_cache, kpe_cache], -1)
-        answer, total = _ragged(q, cache, *self.step)
+        answer, total = ragged(q, cache, *self.step)
         out.copy_(answer[..., : out.shape[-1]])
         lse.copy_(total / LN2)
 
 
-def _ragged(q, cache, starts, table, lens, scale, causal):
+def ragged(q, cache, starts, table, lens, scale, causal):
+    """Return out [T, H, R + P] and lse of rows of any lengths, float32."""
     out, lse = torch.zeros(q.shape), torch.full(q.shape[:2], -torch.inf)
     for b, n in enumerate(lens.tolist()):
         begin, end = starts[b : b + 2].tolist()

@@ -17,6 +17,7 @@ VERSION = 1
 FACTORY = "paged_mla_adapters.judge.backend:create"
 _NONE = "given_none"  # names of parameters that get None, which TOML does not have
 
+DTYPES = ("bfloat16", "float16", "float32")
 QUERY_LAYOUTS = ("[T, H, D]", "[B, Q, H, D]")
 CACHE_LAYOUTS = (
     "[blocks, size, D]",

@@ -10,7 +10,7 @@ from typing import Any
 
 from paged_mla_adapters import flashinfer, flashmla, flashmla_fp8, sglang_triton, vllm_triton
 from paged_mla_adapters.judge import aiter_decode, fa3, lightllm_decode
-from paged_mla_adapters.judge.claims import Served
+from paged_mla_adapters.judge.claims import DTYPES, Served
 from paged_mla_adapters.kernel import Kernel
 
 
@@ -29,6 +29,8 @@ class Like:
         The terms in which it is judged.
     roles : frozenset of str
         Roles that its parameters play, of those that decide which calls are probed.
+    dtypes : tuple of str
+        In which it may be asked: some functions take others without an error.
     served : Served
         What it serves, where that is known and not probed.
     """
@@ -37,6 +39,7 @@ class Like:
     of: str
     profile: str
     roles: frozenset[str] = frozenset()
+    dtypes: tuple[str, ...] = DTYPES
     served: Served = field(default_factory=Served)
 
     @property
@@ -98,7 +101,9 @@ LIKE = {
     "fa3": Like(fa3.bind, "vllm.vllm_flash_attn:flash_attn_varlen_func", "kernel", _RAGGED),
     "flashinfer-fa2": Like(_flashinfer("fa2"), _WRAPPER, "base-2,kernel", _RAGGED),
     "flashinfer-fa3": Like(_flashinfer("fa3"), _WRAPPER, "base-2,kernel", _RAGGED),
-    "flashinfer-bench": Like(None, "run of mla_paged_*", "base-2,kernel"),
+    "flashinfer-bench": Like(
+        None, "`run` of a definition mla_paged_*", "base-2,kernel", dtypes=("bfloat16",)
+    ),
     "vllm-triton": Like(
         _vllm, f"{vllm_triton.MODULE}:decode_attention_fwd", "vllm,kernel", _SCALED
     ),

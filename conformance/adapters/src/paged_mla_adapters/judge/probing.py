@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from paged_mla_adapters.judge import csr
 from paged_mla_adapters.judge.claims import (
     CACHE_LAYOUTS,
+    DTYPES,
     QUERY_LAYOUTS,
     Claims,
     Served,
@@ -31,7 +32,6 @@ from paged_mla_shared.dims import DEEPSEEK_V3, MISTRAL_SMALL_4, SMALL, MlaDims
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.problem import Mask
 
-DTYPES = ("bfloat16", "float16", "float32")
 _CASES = [case for cases in CASES.values() for case in cases]
 HEADS = tuple(sorted({case.num_heads for case in _CASES if case.num_heads} | {4, 128}))
 BLOCK_SIZES = tuple(sorted({case.block_size for case in _CASES}))
@@ -78,7 +78,8 @@ def find(claims: Claims, ask: Ask) -> Claims:
         Every call raised.
     """
     promised = claims.served  # of a solution; nothing of a function
-    free = claims if promised.dtypes else replace(claims, served=ANYTHING)
+    asked = replace(ANYTHING, dtypes=_dtypes(claims))
+    free = claims if promised.dtypes else replace(claims, served=asked)
     causes: dict[str, str] = {}
     for case, dims, dtype in beginnings(free):
         found: list[tuple[float, int, Claims, Probe]] = []
@@ -163,7 +164,7 @@ def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> 
     def those(what: str, values: Iterable[Any], make: Callable[[Any], dict[str, Any]]) -> list[Any]:
         return [v for v in values if works(f"{what} {v}", replace(case, **make(v)))]
 
-    dtypes = [d for d in DTYPES if works(f"dtype {d}", case, kind=d)]
+    dtypes = [d for d in _dtypes(claims) if works(f"dtype {d}", case, kind=d)]
     formats = [PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes]
     roles = {*claims.roles.values(), *(LIKE[claims.like].roles if claims.like else ())}
     if roles & {"k_scale", "k_descale"} and works(
@@ -202,6 +203,11 @@ def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> 
         ),
     )
     return replace(claims, served=served)
+
+
+def _dtypes(claims: Claims) -> tuple[str, ...]:
+    """Return the types in which the function may be asked."""
+    return LIKE[claims.like].dtypes if claims.like else DTYPES
 
 
 def _knows_query_lens(claims: Claims, roles: set[str]) -> bool:

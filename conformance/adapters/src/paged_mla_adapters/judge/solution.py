@@ -85,19 +85,17 @@ class Solution:
             strided_cache=False,
         )
 
-    def parameters(self, number: int) -> list[str]:
+    def parameters(self, entry: Callable[..., Any]) -> list[str]:
         """Return the names of what the entry point is given, in order.
 
-        Parameters
-        ----------
-        number : int
-            Of parameters that it has. Where a solution does not say whether its outputs are passed,
-            they are not if this is the number of inputs: so had older solutions it.
+        Where a solution does not say whether its outputs are passed, as older ones do not, they are
+        if the entry point takes so many arguments.
         """
-        names, passes = list(self._definition.inputs), self._passes_outputs
+        names, outputs = self._definition.inputs, self._definition.outputs
+        passes = self._passes_outputs
         if passes is None:
-            passes = number != len(names)
-        return [*names, *self._definition.outputs] if passes else names
+            passes = _takes(entry, len(names) + len(outputs))
+        return [*names, *outputs] if passes else [*names]
 
     def function(self) -> Callable[..., Any]:
         """Return the entry point, with parameters that have names.
@@ -111,13 +109,13 @@ class Solution:
         """
         if self._language in _BUILT:
             built = build(self._definition, self._document)
-            return _named(built, self.parameters(-1))
+            return _named(built, self.parameters(built))
         name = f"paged_mla_solution_{self._digest}"
         entry = module_of(name, self._folder / self._entry)
         found = getattr(entry, self._function, None)
         if not callable(found):
             raise InvalidArgument("entry_point", self._function, "a function of its source")
-        return _named(found, self.parameters(len(inspect.signature(found).parameters)))
+        return _named(found, self.parameters(found))
 
     @cached_property
     def _folder(self) -> Path:
@@ -134,6 +132,15 @@ class Solution:
             file.write_text(content)
         sys.path.insert(0, str(folder))  # sources import each other by their paths in it
         return folder
+
+
+def _takes(function: Callable[..., Any], number: int) -> bool:
+    """Return whether a function takes so many arguments in order."""
+    try:
+        inspect.signature(function).bind(*range(number))
+    except TypeError:
+        return False
+    return True
 
 
 def _named(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:

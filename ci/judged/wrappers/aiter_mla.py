@@ -1,0 +1,15 @@
+"""AITER's Triton ``mla``; two launches are rid of an option that AMD's compiler alone takes."""
+
+from aiter.ops.triton.attention import mla
+
+
+class _Without:
+    def __init__(self, kernel) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid):
+        return lambda waves_per_eu, **given: self._kernel[grid](**given)  # noqa: ARG005
+
+
+mla.triton_mla_prefill_fwd_kernel = _Without(mla.triton_mla_prefill_fwd_kernel)
+mla.triton_mla_decode_fwd_reduce_kernel = _Without(mla.triton_mla_decode_fwd_reduce_kernel)
