@@ -31,7 +31,7 @@ def uniform():
 
 def flashmla_fp8():
     """Return FlashMLA's FP8 interface as a backend: queries of 8 bits, one scale for all."""
-    kernel = partial(adapted.attend, sys.modules[__name__])
+    kernel = adapted.of(sys.modules[__name__])
     return _backend(kernel, FEATURES, cache_formats=frozenset({"fp8_e4m3"}), products="fast")
 
 

@@ -14,7 +14,7 @@ import torch
 
 from paged_mla_adapters.declared import capabilities, need_gpu, version_of
 from paged_mla_adapters.flashmla import library_of_vllm
-from paged_mla_adapters.kernel import Call, KernelBackend
+from paged_mla_adapters.kernel import Call, Kernel, KernelBackend
 
 BINARY = "vllm/_flashmla_extension_C.abi3.so"
 LARGEST = 448.0
@@ -31,11 +31,10 @@ def create() -> KernelBackend:
     path = library_of_vllm(BINARY)
     need_gpu("FlashMLA's dense FP8 decode", 9)
     torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
-    ops = torch.ops._flashmla_extension_C
     return KernelBackend(
         name="flashmla-fp8",
         version=version_of("vllm", path),
-        kernel=partial(attend, ops.get_mla_decoding_metadata_dense_fp8, partial(_launch, ops)),
+        kernel=of(torch.ops._flashmla_extension_C),
         capabilities=capabilities(
             frozenset({"bfloat16"}),
             cache_formats=frozenset({"fp8_e4m3"}),
@@ -46,6 +45,11 @@ def create() -> KernelBackend:
             max_query_len=128,
         ),
     )
+
+
+def of(ops: Any) -> Kernel:
+    """Return the kernel of the library's operators."""
+    return partial(attend, ops.get_mla_decoding_metadata_dense_fp8, partial(_launch, ops))
 
 
 def _launch(ops: Any, *given: Any, **scales: Any) -> tuple[torch.Tensor, torch.Tensor]:
