@@ -308,6 +308,22 @@ def test_every_case_has_traits():
         assert all(0 <= count <= each["longest"] for count in each["seen"])
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        "RuntimeError: Triton Error [CUDA]: misaligned address",
+    ],
+)
+def test_a_wild_address_is_one_cause_however_it_is_raised(said: str):
+    """S-9: nothing unread is used as an address; the process that met one has no dump."""
+    error = f"E   {said}\nE   backend raised Error in attend"
+    known = replace(result(0, GRID[0]), outcome="failed", message=error, checks=[])
+    assert symptom_of(known) == Symptom("S-9", "attend", "an address in no memory of the device")
+    [cause] = causes_of([known, *_numbered(GRID[1:])])
+    assert not cause.has_dump
+
+
 def test_of_a_rule_that_few_tests_ask_only_these_are_compared():
     """S-19: what all others lack says nothing of what fails."""
     invariant = [replace(r, rules=["S-19"]) for r in _numbered(GRID[::2])]

@@ -35,6 +35,18 @@ def refuses_odd_heads(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora
     return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
 
 
+def with_a_scale_of_its_own(q, kv_cache, block_table, seq_lens, kv_lora_rank):
+    """Right at this scale, which it is not told."""
+    return decode(q, kv_cache, block_table, seq_lens, 0.125, kv_lora_rank)
+
+
+def loses_the_device(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
+    """Say what a GPU says of a wild address, at five heads."""
+    if q.shape[1] == 5:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
+
+
 def without_lse(query, cache, page_table, cache_seqlens, sm_scale, dv):
     """Right; it returns no lse."""
     return decode(query, cache, page_table, cache_seqlens, sm_scale, dv)[0]

@@ -15,10 +15,11 @@ import pytest
 from paged_mla_adapters.judge import command
 from paged_mla_adapters.judge.backend import backend_of
 from paged_mla_adapters.judge.claims import Claims, Served, read, write
-from paged_mla_adapters.judge.probes import probe
+from paged_mla_adapters.judge.probes import LostDevice, probe
 from paged_mla_adapters.judge.probing import (
     ANYTHING,
     HEADS,
+    LOST,
     NotCallable,
     Recorded,
     beginnings,
@@ -196,6 +197,29 @@ def test_wrong_page_lists_are_served():
     """What the lists say is held against the rules by the suite; they are no Python error."""
     for name in ("page_lists", "page_lists_of_full_pages"):
         assert {1, 64} < set(found(name, "csr").served.block_sizes)
+
+
+def test_a_function_with_a_scale_of_its_own_is_called_at_this_scale():
+    """It is told none, and a probe at another one would be refused."""
+    claims = find(
+        replace(described("with_a_scale_of_its_own"), softmax_scale=0.125),
+        lambda _key, *asked, **how: probe(*asked, **how),
+    )
+    assert claims.lse == "natural"
+    assert {1, 64} < set(claims.served.block_sizes)
+
+
+def test_a_call_that_loses_the_device_is_served(tmp_path: Path):
+    """S-9: it ends the process that probes, and the next one goes on behind it."""
+    progress, path = tmp_path / "probes.jsonl", tmp_path / "claims.toml"
+    with pytest.raises(LostDevice, match="illegal memory access"):
+        find(described("loses_the_device"), Recorded(progress))
+    found = find(described("loses_the_device"), Recorded(progress))
+    assert {4, 5, 6} < set(found.served.num_heads)
+    write(described("loses_the_device"), path)
+    command = [sys.executable, "-m", "paged_mla_adapters.judge.probing", str(path)]
+    ended = subprocess.run([*command, str(tmp_path / "new.jsonl")], check=False)
+    assert ended.returncode == LOST
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,9 @@ def test_what_is_known_is_not_probed():
     assert found.served.cache_formats == ("fp8_e4m3",)
     assert len(keys) == 1
     unprobed = replace(claims_of("run"), served=Claims("").served)
-    assert find(unprobed, lambda _key, *asked, **how: probe(*asked, **how)).served.dtypes == ("bfloat16",)
+    assert find(unprobed, lambda _key, *asked, **how: probe(*asked, **how)).served.dtypes == (
+        "bfloat16",
+    )
 
 
 def test_fa3_is_a_function_with_values_of_queries():

@@ -19,6 +19,7 @@ import torch
 
 from paged_mla_adapters.judge.claims import Claims, Served, read, write
 from paged_mla_adapters.judge.like import LIKE
+from paged_mla_adapters.judge.probing import NOT_CALLABLE
 from paged_mla_adapters.judge.roles import roles_of
 from paged_mla_adapters.judge.target import calls_of, is_solution, load, solution_of
 from paged_mla_conformance.run.command import main as conformance
@@ -36,7 +37,7 @@ example: paged-mla judge my_kernels.py:mla_decode --map q=queries --quick
 Options that are not listed here go to paged-mla conformance.
 """
 _MOST_NUMBERS = 12
-_MOST_DEATHS = 5  # of the process that probes
+_MOST_DEATHS = 16  # of the process that probes: more than there are layouts
 
 
 class _Parser(argparse.ArgumentParser):
@@ -255,7 +256,7 @@ def _probed(claims: Claims, path: Path, said: Mapping[str, Any]) -> Claims:
             done = subprocess.run(
                 [*command, str(draft), str(progress)], capture_output=True, text=True, check=False
             )
-            if done.returncode in {0, 1}:
+            if done.returncode in {0, NOT_CALLABLE}:
                 break
         if done.returncode != 0:
             why = done.stderr.strip() or f"the process ended with status {done.returncode}"

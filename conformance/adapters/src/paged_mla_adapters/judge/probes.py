@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +26,16 @@ from paged_mla_shared.inputs import Step, build_steps
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output
 
-FORGIVING = "vllm"  # numbers in unused memory and block 0 in unused entries: a call is to return
+FORGIVING = "vllm,stale"
+"""Terms in which memory that no query sees holds finite numbers: layouts are told by answers."""
+LOST_DEVICE = (
+    "illegal memory access",
+    "misaligned address",
+    "illegal instruction",
+    "device-side assert",
+    "unspecified launch failure",
+)
+"""What CUDA says of a call after which its process gets no answer any more."""
 LN2 = float(np.log(2.0))
 
 
@@ -52,6 +61,10 @@ class Probe:
     layouts: tuple[str, ...] = ()
 
 
+class LostDevice(Exception):
+    """No further call of this process gets an answer from the device."""
+
+
 def probe(claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bool = True) -> Probe:
     """Call a function once, whatever it is said to serve.
 
@@ -69,7 +82,14 @@ def probe(claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bo
     Returns
     -------
     Probe
+
+    Raises
+    ------
+    LostDevice
+        The call ended the process's use of the device. It is served, and the suite finds that.
     """
+    if claims.softmax_scale is not None:
+        case = replace(case, softmax_scale=claims.softmax_scale)
     attended = _measured if measured else _answered
     ask = {"append": _appended, "merge": _merged}.get(claims.kind, attended)
     (step,) = build_steps(case, dims, dtype)
@@ -79,6 +99,8 @@ def probe(claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bo
         return Probe(layouts=("[T, H]", "[T, H]"), lse_errors={"natural": float("inf")})
     except Exception as error:  # whatever it raises, it does not serve this
         said = " ".join(f"{type(error).__name__}: {error}".split())
+        if any(words in said for words in LOST_DEVICE):
+            raise LostDevice(said) from error
         return Probe(why_not=said[:300])
 
 

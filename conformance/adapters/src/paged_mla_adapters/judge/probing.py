@@ -25,7 +25,7 @@ from paged_mla_adapters.judge.claims import (
     write,
 )
 from paged_mla_adapters.judge.like import LIKE
-from paged_mla_adapters.judge.probes import Probe, probe
+from paged_mla_adapters.judge.probes import LostDevice, Probe, probe
 from paged_mla_shared.cases import CASES, Case
 from paged_mla_shared.cases.case import Row
 from paged_mla_shared.dims import DEEPSEEK_V3, MISTRAL_SMALL_4, SMALL, MlaDims
@@ -57,6 +57,10 @@ class Ask(Protocol):
         self, key: str, claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bool
     ) -> Probe:
         """Call the function; ``key`` names the call. See :func:`probes.probe`."""
+
+
+NOT_CALLABLE, LOST = 1, 3
+"""Exit statuses: no call returned; a call lost the device, and another process is to go on."""
 
 
 class NotCallable(Exception):
@@ -272,7 +276,10 @@ def main() -> int:
         write(find(read(path), Recorded(progress)), path)
     except NotCallable as error:
         sys.stderr.write(f"{error}\n")
-        return 1
+        return NOT_CALLABLE
+    except LostDevice as error:
+        sys.stderr.write(f"{error}\n")
+        return LOST
     return 0
 
 

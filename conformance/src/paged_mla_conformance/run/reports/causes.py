@@ -10,7 +10,13 @@ from typing import Any
 
 from paged_mla_conformance.run.reports.result import Result
 from paged_mla_conformance.run.reports.separation import FEWEST, separate
-from paged_mla_conformance.run.reports.symptom import NAN, Symptom, detail_of, symptom_of
+from paged_mla_conformance.run.reports.symptom import (
+    NAN,
+    WILD_ADDRESS,
+    Symptom,
+    detail_of,
+    symptom_of,
+)
 
 DUMP = "failed.safetensors"
 """Where the replay of a cause writes its dump."""
@@ -69,7 +75,8 @@ class Cause:
     @property
     def has_dump(self) -> bool:
         """Whether an answer is wrong, so that there is a step to explain."""
-        return bool(self.symptom.rule) and self.smallest.outcome == "failed"
+        is_an_answer = bool(self.symptom.rule) and self.symptom.kind != WILD_ADDRESS
+        return is_an_answer and self.smallest.outcome == "failed"
 
     def as_dict(self) -> dict[str, Any]:
         """Return what a report says of it."""

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from paged_mla_conformance.run.reports.result import Result, error_of
 
 NAN = "NaN"
+WILD_ADDRESS = "an address in no memory of the device"
 
 _RULE = re.compile(r"\[(S-\d+)\] ([^:\[\]]+): ")
+_WILD = re.compile(r"illegal memory access|misaligned address")  # CUDA's words for it
 _RAISED = re.compile(r"backend raised \w+ in (\w+)")
 _EXCEPTION = re.compile(r"^(?:\w+\.)*(\w+): ")
 _NUMBER = re.compile(r"-?\b\d[\d.]*(?:e[+-]?\d+)?\b")
@@ -69,7 +71,10 @@ def symptom_of(result: Result) -> Symptom:
     if places := list(_RULE.finditer(line)):
         return Symptom(places[-1][1], places[-1][2], _kind(line[places[-1].end() :]))
     raised = _RAISED.search(line)
-    return Symptom("", raised[1] if raised else "", _of_exception(line))
+    what = raised[1] if raised else ""
+    if _WILD.search(line):
+        return Symptom("S-9", what, WILD_ADDRESS)
+    return Symptom("", what, _of_exception(line))
 
 
 def detail_of(result: Result) -> str:
