@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,4 +117,4 @@ def chosen(only: str) -> list[Kernel]:
 def shown(kernel: Kernel) -> str:
     """Return the command line that judges it, from the root, with the payload on the path."""
     target = kernel.target_in(Path("FOLDER")).replace(f"{ROOT}/", "")
-    return " ".join(["paged-mla judge", target, *kernel.options])
+    return shlex.join(["paged-mla", "judge", target, *kernel.options])

@@ -31,7 +31,8 @@ _NOT_YET = "It was not judged yet."
 
 def page(kernels: Iterable[Kernel], results: Iterable[Result]) -> str:
     """Return the page, a line of a table for each kernel and its command below."""
-    found, listed = {result.id: result for result in results}, list(kernels)
+    results, listed = list(results), list(kernels)
+    found = {result.id: result for result in results}
     lines = [
         "| kernel | version | lines | card | run | failed | rules | what was found |",
         "|---|---|---|---|---|---|---|---|",
@@ -47,7 +48,9 @@ def page(kernels: Iterable[Kernel], results: Iterable[Result]) -> str:
         *(f"{shown(kernel)}  # {kernel.id}" for kernel in listed),
         "```",
     ]
-    notes = ["", "## What stands in for what is around them", ""]
+    made = sorted({f"{r.card}, torch {r.torch}, suite of {r.commit}" for r in results if r.card})
+    notes = ["", "## Where they ran", "", *(f"- {place}" for place in made)]
+    notes += ["", "## What stands in for what is around them", ""]
     notes += [f"- {kernel.name}: {kernel.note}." for kernel in listed if kernel.note]
     return _HEAD + "\n".join([*lines, *commands, *notes]) + "\n"
 

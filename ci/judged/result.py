@@ -34,8 +34,8 @@ class Result:
         Of the manifest.
     outcome : {"passed", "failed", "not called", "out of time", "ended"}
     seconds : float
-    card, torch : str
-        The device's name and torch's version; "" where nothing was asked.
+    card, torch, commit : str
+        The device's name, torch's version, and the commit of the suite; "" where nothing was asked.
     run, failed, not_asked : int
         Numbers of tests.
     rules : tuple of str
@@ -49,6 +49,7 @@ class Result:
     seconds: float
     card: str = ""
     torch: str = ""
+    commit: str = ""
     run: int = 0
     failed: int = 0
     not_asked: int = 0
@@ -87,6 +88,7 @@ def result_of(
         seconds=round(seconds, 1),
         card=report["backend"]["device"],
         torch=report["environment"].get("torch", ""),
+        commit=report.get("commit", ""),
         run=totals["run"],
         failed=totals["failed"],
         not_asked=totals["skipped"],

@@ -8,9 +8,9 @@ from pathlib import Path
 import known
 import pytest
 
-from paged_mla_adapters.judge.claims import Claims
+from paged_mla_adapters.judge.claims import Claims, Served
 from paged_mla_adapters.judge.like import LIKE
-from paged_mla_adapters.judge.probes import probe
+from paged_mla_adapters.judge.probes import Probe, probe
 from paged_mla_adapters.judge.probing import ANYTHING, beginnings, find
 from paged_mla_adapters.judge.roles import roles_of
 from paged_mla_adapters.judge.target import calls_of, load
@@ -70,6 +70,34 @@ def test_what_is_known_is_not_probed():
     unprobed = replace(claims_of("run"), served=Claims("").served)
     assert find(unprobed, lambda _key, *asked, **how: probe(*asked, **how)).served.dtypes == (
         "bfloat16",
+    )
+
+
+def test_products_are_no_matter_of_probing():
+    """SGLang's kernel rounds queries over caches of 8 bits, and is called no different for it."""
+    claims = Claims("x:y", like="sglang-triton", served=LIKE["sglang-triton"].served)
+    right = Probe(error=0.0, lse_errors={"natural": 0.0}, layouts=("[T, H]", "[T, H]"))
+    served = find(claims, lambda *_, **__: right).served
+    assert served.products == "fast"
+    assert served.dtypes == LIKE["sglang-triton"].dtypes
+
+
+def test_what_is_said_to_be_served_is_not_asked_further():
+    """A kernel without checks would take other values, and damage what is not its own."""
+    asked = []
+    right = Probe(error=0.0, lse_errors={"natural": 0.0}, layouts=("[T, H]", "[T, H]"))
+
+    def ask(_key, _claims, case, dims, dtype, **_):
+        asked.append((case.num_heads, dims.kv_lora_rank, dtype))
+        return right
+
+    said = Served(num_heads=(7,), head_dims=((512, 64),), dtypes=("bfloat16",))
+    found = find(replace(claims_of("run"), served=said), ask).served
+    assert set(asked) == {(7, 512, "bfloat16")}
+    assert (found.num_heads, found.head_dims, found.dtypes) == (
+        said.num_heads,
+        said.head_dims,
+        said.dtypes,
     )
 
 

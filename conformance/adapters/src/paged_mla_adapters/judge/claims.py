@@ -30,6 +30,10 @@ OUT_LAYOUTS = ("[T, H]", "[H, T]", "[B, Q, H]", "[B, H, Q]")  # and, of outputs,
 LSES = ("natural", "base 2", "none")
 
 
+NARROWING = ("dtypes", "cache_formats", "num_heads", "block_sizes", "head_dims")
+"""What is found by asking for one value after the other, unless it is said before."""
+
+
 @dataclass(frozen=True)
 class Served:
     """What probing found that a function takes without an error.
@@ -63,6 +67,11 @@ class Served:
     padding: bool = True
     strided_cache: bool = True
     products: str = "exact"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is said, so that nothing is left to find."""
+        return all(getattr(self, name) for name in NARROWING)
 
     def with_these(self, values: Mapping[str, Any]) -> Served:
         """Return it with some fields as a user says them.

@@ -63,9 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
             claims = read(path)
             _hold_to(claims, options, path)
         else:
-            said = _served(options)
-            Served().with_these(said)
-            claims = _probed(_described(options), path, said)
+            claims = _probed(_described(options), path, _served(options))
     except (InvalidArgument, Unsupported, _NotCallable) as error:
         print(printable(f"paged-mla judge: {error}"), file=sys.stderr)
         return _USAGE_ERROR
@@ -198,7 +196,7 @@ def _described(options: argparse.Namespace) -> Claims:
         served = solution_of(options.target).served
     return Claims(
         target=options.target,
-        served=served,
+        served=served.with_these(_served(options)),
         kind=options.kind,
         device=options.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         like=options.like or "",

@@ -32,7 +32,7 @@ class Like:
     dtypes : tuple of str
         In which it may be asked: some functions take others without an error.
     served : Served
-        What it serves, where that is known and not probed.
+        What it serves, as far as that is known and not probed.
     """
 
     bind: Callable[[Callable[..., Any]], Kernel] | None
@@ -112,6 +112,7 @@ LIKE = {
         f"{sglang_triton.MODULES[0]}:decode_attention_fwd",
         "sglang,kernel",
         _SCALED,
+        served=Served(products="fast"),
     ),
     "lightllm": Like(
         _lightllm,

@@ -18,6 +18,7 @@ from paged_mla_adapters.judge import csr
 from paged_mla_adapters.judge.claims import (
     CACHE_LAYOUTS,
     DTYPES,
+    NARROWING,
     QUERY_LAYOUTS,
     Claims,
     Served,
@@ -81,9 +82,8 @@ def find(claims: Claims, ask: Ask) -> Claims:
     NotCallable
         Every call raised.
     """
-    promised = claims.served  # of a solution; nothing of a function
-    asked = replace(ANYTHING, dtypes=_dtypes(claims))
-    free = claims if promised.dtypes else replace(claims, served=asked)
+    is_known = claims.served.is_whole  # a solution's definition says everything
+    free = claims if is_known else replace(claims, served=_asked(claims))
     causes: dict[str, str] = {}
     for case, dims, dtype in beginnings(free):
         found: list[tuple[float, int, Claims, Probe]] = []
@@ -100,7 +100,7 @@ def find(claims: Claims, ask: Ask) -> Claims:
                 found.append((probed.error, number, candidate, probed))
         if found:
             _, _, chosen, probed = min(found, key=lambda entry: entry[:2])
-            if claims.kind == "merge" or promised.dtypes:
+            if claims.kind == "merge" or is_known:
                 return _answered(chosen, probed)
             return _served(_answered(chosen, probed), case, dims, dtype, ask)
     lines = [f"{what}: {why}" for why, what in itertools.islice(causes.items(), 5)]
@@ -112,13 +112,18 @@ def beginnings(claims: Claims) -> Iterator[tuple[Case, MlaDims, str]]:
     on_gpu, served = claims.device == "cuda", claims.served
     dims: tuple[MlaDims, ...] = DIMS if on_gpu else DIMS[::-1]
     dtypes = DTYPES if on_gpu else DTYPES[::-1]
-    sizes = block_sizes(claims, (64, 16, 1, 128))
-    for size, heads, at, dtype in itertools.product(sizes, (16, 128, 4, 8, 64), dims, dtypes):
-        fits = (at.kv_lora_rank, at.qk_rope_head_dim) in served.head_dims and dtype in served.dtypes
-        if fits and size in served.block_sizes and heads in served.num_heads:
+    sizes = block_sizes(claims, _those((64, 16, 1, 128), served.block_sizes))
+    heads_first = _those((16, 128, 4, 8, 64), served.num_heads)
+    for size, heads, at, dtype in itertools.product(sizes, heads_first, dims, dtypes):
+        if (at.kv_lora_rank, at.qk_rope_head_dim) in served.head_dims and dtype in served.dtypes:
             is_plain = PLAIN_FORMAT_OF_DTYPE[dtype] in served.cache_formats
             cached = None if is_plain else served.cache_formats[0]
             yield _case(num_heads=heads, block_size=size, cache_format=cached), at, dtype
+
+
+def _those(likely: tuple[int, ...], served: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the likely ones of what may be served, or else all of it."""
+    return tuple(number for number in likely if number in served) or served
 
 
 def block_sizes(claims: Claims, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -168,12 +173,12 @@ def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> 
     def those(what: str, values: Iterable[Any], make: Callable[[Any], dict[str, Any]]) -> list[Any]:
         return [v for v in values if works(f"{what} {v}", replace(case, **make(v)))]
 
-    dtypes = [d for d in _dtypes(claims) if works(f"dtype {d}", case, kind=d)]
+    asked = claims.served
+    dtypes = [d for d in asked.dtypes if works(f"dtype {d}", case, kind=d)]
     formats = [PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes]
     roles = {*claims.roles.values(), *(LIKE[claims.like].roles if claims.like else ())}
-    if roles & {"k_scale", "k_descale"} and works(
-        "cache_format fp8_e4m3", replace(case, cache_format="fp8_e4m3")
-    ):
+    scaled = bool(roles & {"k_scale", "k_descale"}) and "fp8_e4m3" in asked.cache_formats
+    if scaled and works("cache_format fp8_e4m3", replace(case, cache_format="fp8_e4m3")):
         formats.append("fp8_e4m3")
     lens = [
         length
@@ -187,17 +192,18 @@ def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> 
         masks.append("non_causal")
     mixed = claims.kind in {"append", "csr"} or "cu_seqlens_q" in roles
     mixed = mixed and longest > 1 and works("mixed query lengths", _of_queries(case, 1, 3))
-    sizes = block_sizes(claims, BLOCK_SIZES)
+    sizes = block_sizes(claims, asked.block_sizes)
     served = Served(
         dtypes=tuple(dtypes),
         cache_formats=tuple(formats),
         masks=tuple(masks),
-        num_heads=tuple(those("num_heads", HEADS, lambda n: {"num_heads": n})),
+        num_heads=tuple(those("num_heads", asked.num_heads, lambda n: {"num_heads": n})),
         block_sizes=tuple(those("block_size", sizes, lambda n: {"block_size": n})),
         head_dims=tuple(
             (sizes.kv_lora_rank, sizes.qk_rope_head_dim)
             for sizes in DIMS
-            if works(f"dims {_dims_name(sizes)}", case, at=sizes)
+            if (sizes.kv_lora_rank, sizes.qk_rope_head_dim) in asked.head_dims
+            and works(f"dims {_dims_name(sizes)}", case, at=sizes)
         ),
         max_query_len=1 << 20 if longest == QUERY_LENS[-1] else longest,
         mixed=mixed,
@@ -205,13 +211,22 @@ def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> 
         strided_cache=works(
             "a cache whose tokens lie apart", replace(case, token_padding=64, block_padding=128)
         ),
+        products=asked.products,
     )
     return replace(claims, served=served)
 
 
-def _dtypes(claims: Claims) -> tuple[str, ...]:
-    """Return the types in which the function may be asked."""
-    return LIKE[claims.like].dtypes if claims.like else DTYPES
+def _asked(claims: Claims) -> Served:
+    """Return everything that the function may serve, as far as claims and signature leave it open.
+
+    What is said of it is not asked further: a kernel without checks may take other values, and read
+    or write where it may not.
+    """
+    said = {name: getattr(claims.served, name) for name in NARROWING}
+    known = {name: value for name, value in said.items() if value}
+    if claims.like:
+        known = {"dtypes": LIKE[claims.like].dtypes} | known
+    return replace(ANYTHING, products=claims.served.products, **known)
 
 
 def _knows_query_lens(claims: Claims, roles: set[str]) -> bool:

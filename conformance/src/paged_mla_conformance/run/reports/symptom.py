@@ -21,6 +21,7 @@ _KINDS = (
     (r"inf at", "+inf"),
     (r".* elements past their budget, first at \([^()]*\): nan,", NAN),
     (r".* elements past their budget", "error too large"),
+    (r"root mean square error", "root mean square error too large"),
     (r"not 0, where", "not 0 where the query sees no key"),
     (r"0, where", "0 where the query sees keys"),
     (r"bits differ", "other bits"),
