@@ -13,6 +13,8 @@ MOST_OF_A_KERNEL = 32
 MOST_OF_A_FUNCTION = 8
 MOST_LINES = 15_000
 FOREIGN = {  # whose signatures others set: engines, torch.library, and packages stood in for
+    "paged_mla_adapters/flashinfer_bench/sources/reference.py:attend",
+    "paged_mla_adapters/flashinfer_bench/sources/solution.py:attend",
     "paged_mla_optimized/drop_in/flash_mla.py:flash_mla_with_kvcache",
     "paged_mla_optimized/engines/sglang/backend.py:forward_decode",
     "paged_mla_optimized/engines/vllm/backend.py:supports_combination",

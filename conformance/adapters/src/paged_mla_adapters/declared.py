@@ -96,7 +96,6 @@ def triton_formats(dtypes: frozenset[str]) -> frozenset[str]:
 def capabilities(
     dtypes: frozenset[str],
     *,
-    ops: Iterable[str] = ("plan", "append", "attend"),
     cache_formats: frozenset[str] | None = None,
     products: str = "exact",
     block_sizes: Iterable[int] = range(1, 257),
@@ -107,7 +106,7 @@ def capabilities(
 ) -> Capabilities:
     """Return what a kernel of these types serves; without `cache_formats`, the plain ones."""
     return Capabilities(
-        ops=frozenset(ops),
+        ops=frozenset({"plan", "append", "attend"}),
         dtypes=dtypes,
         cache_formats=plain_formats(dtypes) if cache_formats is None else cache_formats,
         block_sizes=frozenset(block_sizes),

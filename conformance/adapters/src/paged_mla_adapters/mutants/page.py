@@ -46,6 +46,7 @@ def section() -> str:
 
 
 def with_section(page: str) -> str:
-    """Return a page whose last part is the section, in the place of an older one."""
-    before = page.partition(HEADING)[0].rstrip("\n")
-    return f"{before}\n\n{section()}"
+    """Return a page with the section in the place of an older one, or else at its end."""
+    before, _, older = page.partition(HEADING)
+    _, heading, behind = older.partition("\n## ")
+    return f"{before.rstrip()}\n\n{section()}{heading}{behind}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from paged_mla_adapters.declared import capabilities
@@ -44,8 +46,7 @@ def backend(name: str = "right", kernel: Kernel = attend, **others: object) -> K
 
     Without a GPU it runs where the interpreter does.
     """
-    declared = capabilities(
-        frozenset({"float32"}), ops=("plan", "append", "attend", "merge"), head_dims=((32, 16),)
-    )
+    declared = capabilities(frozenset({"float32"}), head_dims=((32, 16),))
+    declared = replace(declared, ops=declared.ops | {"merge"})
     hooks = {"append": append, "merge": merge} | others
     return KernelBackend(name, "0", kernel, declared, **hooks)  # type: ignore[arg-type]  # by name
