@@ -47,6 +47,38 @@ def loses_the_device(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_
     return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
 
 
+def last_pages_are_full(q, kv_cache, kv_indptr, kv_indices, kv_last_page_len, softmax_scale, kv_lora_rank):  # fmt: skip  # noqa: E501
+    """Take each last page for a full one."""
+    del kv_last_page_len
+    size = kv_cache.shape[1]
+    lens = kv_indptr.diff() * size
+    table = torch.zeros(len(lens), int(kv_indptr.diff().max()), dtype=torch.int32)
+    for b in range(len(lens)):
+        pages = kv_indices[kv_indptr[b] : kv_indptr[b + 1]]
+        table[b, : len(pages)] = pages
+    return decode(q, kv_cache, table, lens, softmax_scale, kv_lora_rank)
+
+
+class PlansOnce:
+    """Keep what was planned first."""
+
+    def __init__(self):
+        self._planned = None
+
+    def plan(self, block_table, seq_lens, softmax_scale):
+        """Look at a step, unless there was one."""
+        self._planned = self._planned or (block_table, seq_lens, softmax_scale)
+
+    def run(self, q, kv_cache, kv_lora_rank):
+        """Attend."""
+        return decode(q, kv_cache, *self._planned, kv_lora_rank)
+
+
+def exits(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):  # noqa: ARG001
+    """End the process as if nothing were wrong."""
+    raise SystemExit(0)
+
+
 def without_lse(query, cache, page_table, cache_seqlens, sm_scale, dv):
     """Right; it returns no lse."""
     return decode(query, cache, page_table, cache_seqlens, sm_scale, dv)[0]

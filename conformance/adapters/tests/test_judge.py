@@ -209,6 +209,24 @@ def test_a_function_with_a_scale_of_its_own_is_called_at_this_scale():
     assert {1, 64} < set(claims.served.block_sizes)
 
 
+def test_a_layout_in_which_a_bug_cannot_show_is_not_taken():
+    """One row is right, whose last page is full: so the pages are those of the cache."""
+    claims = found("last_pages_are_full")
+    assert claims.cache == "[blocks, size, D]"
+    assert claims.lse == "natural"
+
+
+def test_a_class_plans_another_step_before():
+    """S-17: what is kept of that one shows."""
+    with pytest.raises(Mismatch, match="S-5"):
+        ask_backend(backend_of(replace(described("PlansOnce"), served=ANYTHING)), "attend")
+
+
+def test_a_function_that_ends_its_process_is_no_success():
+    with pytest.raises(NotCallable, match="SystemExit: 0"):
+        found("exits")
+
+
 def test_a_call_that_loses_the_device_is_served(tmp_path: Path):
     """S-9: it ends the process that probes, and the next one goes on behind it."""
     progress, path = tmp_path / "probes.jsonl", tmp_path / "claims.toml"
@@ -400,6 +418,8 @@ def test_options_that_a_claims_file_was_written_without(
         ([f"{FILE}:decode", "--served", "heads=16"], "--served: got an unknown field"),
         ([f"{FILE}:decode", "--scale", "-1"], "a number > 0"),
         ([f"{FILE}:decode", "--map", "workspace=softmax_scale"], "the softmax scale"),
+        ([f"{FILE}:decode", "--set", "zzz=1"], "--set: got zzz; allowed: parameters: q,"),
+        ([f"{FILE}:decode", "--served", "num_heads=-4"], "num_heads: got -4; allowed: numbers"),
     ],
 )
 def test_a_wrong_command_line(arguments: list[str], message: str, tmp_path: Path):

@@ -86,11 +86,28 @@ class CacheArguments(Arguments):
     _v_descale = _k_descale
 
 
-def invoke(functions: Sequence[Callable[..., Any]], arguments: Arguments, claims: Claims) -> Any:
-    """Call a function, or a class's constructor, ``plan`` and ``run``; return the last result."""
+def invoke(
+    functions: Sequence[Callable[..., Any]],
+    arguments: Arguments,
+    claims: Claims,
+    before: Arguments | None = None,
+) -> Any:
+    """Call a function, or a class's constructor, ``plan`` and ``run``; return the last result.
+
+    Parameters
+    ----------
+    functions : sequence of callable
+    arguments : Arguments
+    claims : Claims
+    before : Arguments or None
+        Of another step, which an instance has planned before it plans this one.
+    """
     first, *methods = functions
     result = first(**_keywords(first, arguments, claims))
     instance = result
+    if before is not None:
+        for method in methods[:-1]:
+            getattr(instance, method.__name__)(**_keywords(method, before, claims))
     for method in methods:
         result = getattr(instance, method.__name__)(**_keywords(method, arguments, claims))
     return result

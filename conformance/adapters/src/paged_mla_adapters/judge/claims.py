@@ -91,6 +91,12 @@ class Served:
         for name, value in values.items():
             fields[name] = [value] if name in many and not isinstance(value, tuple) else value
         made: Served = build(Served, json.loads(json.dumps(fields)), "--served")
+        dims = tuple(number for pair in made.head_dims for number in pair)
+        numbers = {name: getattr(made, name) for name in ("num_heads", "block_sizes")}
+        numbers |= {"head_dims": dims, "max_query_len": (made.max_query_len,)}
+        for name, found in numbers.items():
+            if min(found, default=1) < 1:
+                raise InvalidArgument(f"--served {name}", min(found), "numbers >= 1")
         return made
 
 

@@ -260,6 +260,8 @@ def _probed(claims: Claims, path: Path, said: Mapping[str, Any]) -> Claims:
             why = done.stderr.strip() or f"the process ended with status {done.returncode}"
             raise _NotCallable(f"{claims.target} answered no call. The first errors:\n{why}")
         found = read(draft)
+        if claims.kind != "merge" and not found.served.dtypes:
+            raise _NotCallable(f"{claims.target} ended its process at the first call")
     profile = claims.profile or ",".join(_profiles(found))
     found = replace(found, profile=profile, served=found.served.with_these(said))
     write(found, path)

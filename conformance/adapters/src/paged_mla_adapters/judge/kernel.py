@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from paged_mla_adapters.call import AppendCall, Call, MergeCall
@@ -47,7 +49,9 @@ class JudgedKernel:
             made = lists.lists(invoke(self._functions, lists, self.claims))
             return csr.attend(call, made, self.claims)
         arguments = AttendArguments(call, self.claims)
-        out, lse = answers_of(invoke(self._functions, arguments, self.claims), arguments)
+        before = AttendArguments(another_step(call), self.claims)
+        result = invoke(self._functions, arguments, self.claims, before)
+        out, lse = answers_of(result, arguments)
         tokens, heads = call.q.shape[:2]
         sizes = tokens, heads, len(call.seq_lens)
         rank = call.problem.dims.kv_lora_rank
@@ -76,3 +80,15 @@ class JudgedKernel:
         if lse is None:
             raise TypeError("it returned no lse; allowed: out and lse")
         return out, by_token(lse, self.claims.lse_layout)
+
+
+def another_step(call: Call) -> Call:
+    """Return a call of the same shapes: the rows from the last to the first, another scale."""
+    lens = call.cu_seqlens_q.diff().flip(0)
+    return replace(
+        call,
+        problem=replace(call.problem, softmax_scale=1.25 * call.problem.softmax_scale),
+        cu_seqlens_q=torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int(),
+        block_table=call.block_table.flip(0),
+        seq_lens=call.seq_lens.flip(0),
+    )

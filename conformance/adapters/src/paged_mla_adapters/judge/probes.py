@@ -48,7 +48,9 @@ class Probe:
     why_not : str
         The error that the function raised; "" for an answer, right or wrong.
     error : float
-        The outputs' distance from the exact ones, as a share of these; infinite with a NaN.
+        The distance of outputs from the exact ones, as a share of these, for the token that is the
+        nearest: a wrong layout is wrong everywhere, and a bug may be wrong almost everywhere.
+        Infinite if each token has a NaN.
     lse_errors : dict of str to float
         The distance of the lse, likewise, were it in each base; empty where there is none.
     layouts : tuple of str
@@ -97,7 +99,7 @@ def probe(claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bo
         return ask(backend_of(claims), step)
     except (WrongLists, Overwritten):
         return Probe(layouts=("[T, H]", "[T, H]"), lse_errors={"natural": float("inf")})
-    except Exception as error:  # whatever it raises, it does not serve this
+    except (Exception, SystemExit) as error:  # whatever it raises, it does not serve this
         said = " ".join(f"{type(error).__name__}: {error}".split())
         if any(words in said for words in LOST_DEVICE):
             raise LostDevice(said) from error
@@ -160,14 +162,15 @@ def _merged(backend: JudgedBackend, step: Step) -> Probe:
 
 
 def _distance(found: NDArray[Any], right: NDArray[Any]) -> float:
-    """Return the distance of two arrays as a share of the second; infinite with a NaN."""
-    difference = float(np.linalg.norm(found.astype(np.float64) - right))
-    distance = difference / max(float(np.linalg.norm(right)), 1e-30)
-    return distance if np.isfinite(distance) else float("inf")
+    """Return the distance of two arrays as a share of the second, in the line that is nearest."""
+    lines, exact = (array.reshape(len(array), -1).astype(np.float64) for array in (found, right))
+    difference = np.linalg.norm(lines - exact, axis=1)
+    distances = difference / np.maximum(np.linalg.norm(exact, axis=1), 1e-30)
+    return float(min(distances[np.isfinite(distances)], default=np.inf))
 
 
 def _bases(lse: NDArray[np.float32], right: NDArray[np.float64]) -> dict[str, float]:
-    seen = np.isfinite(right)
+    seen = np.isfinite(right).all(axis=1)
     return {
         base: _distance(lse[seen] * factor, right[seen])
         for base, factor in (("natural", 1.0), ("base 2", LN2))

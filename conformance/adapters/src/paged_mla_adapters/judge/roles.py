@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from paged_mla_shared.errors import InvalidArgument
@@ -163,12 +163,8 @@ def roles_of(
         is not there, or a role that this kind of function needs is played by no parameter.
     """
     parameters = [p for function in functions for p in parameters_of(function)]
-    names = {parameter.name for parameter in parameters}
-    for role, name in mapped.items():
-        if role not in ALIASES:
-            raise InvalidArgument("--map", role, ", ".join(ALIASES))
-        if name not in names:
-            raise InvalidArgument("--map", f"{role}={name}", f"parameters: {', '.join(names)}")
+    names = list(dict.fromkeys(parameter.name for parameter in parameters))
+    _check_options(names, mapped, given)
     by_name = {name: role for role, name in mapped.items()}
     found: dict[str, str] = {}
     for parameter in parameters:
@@ -215,6 +211,18 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
             raise InvalidArgument(f"parameter {parameter.name}", "one without a name", allowed)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p for p in found if p.kind not in kinds and p.name != "self"]
+
+
+def _check_options(names: Collection[str], mapped: Mapping[str, str], given: Iterable[str]) -> None:
+    allowed = f"parameters: {', '.join(names)}"
+    for role, name in mapped.items():
+        if role not in ALIASES:
+            raise InvalidArgument("--map", role, ", ".join(ALIASES))
+        if name not in names:
+            raise InvalidArgument("--map", f"{role}={name}", allowed)
+    for name in given:
+        if name not in names:
+            raise InvalidArgument("--set", name, allowed)
 
 
 def _check_distinct(roles: Mapping[str, str]) -> None:

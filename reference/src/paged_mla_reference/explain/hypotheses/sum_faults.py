@@ -52,7 +52,7 @@ def _empty_splits(
     view: QueryView, lse: NDArray[np.float64], lengths: NDArray[np.int64]
 ) -> Iterator[Hypothesis]:
     """Return splits of which the row has as many without keys as its sum has ones too many."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         ones = float(np.median(np.exp(lse) - np.exp(view.lse)))
     past = {f"past a row's end, of {n} keys,": partial(past_the_end, n) for n in _LENGTHS}
     beside = {f"without keys, of {n} in each row,": partial(of_a_number, n) for n in _NUMBERS}
