@@ -151,7 +151,7 @@ def test_a_single_failure_has_no_property():
     """S-20: one case differs from all others in everything."""
     cause = run(lambda t: t is GRID[7], GRID)
     assert cause.sentence == (
-        f"S-5, out: error too large in 1 test; cases that passed: {len(GRID) - 1}."
+        f"S-5, out: error too large in 1 test; {len(GRID) - 1} cases that compare the same passed."
     )
 
 
@@ -199,7 +199,7 @@ def test_the_largest_cause_is_first_and_the_smallest_case_is_shown():
 @pytest.mark.parametrize(
     ("message", "outcome", "rule", "origin"),
     [
-        (NAN, "failed", "S-5", "the NaN was computed, not read"),
+        (NAN, "failed", "S-5", "the NaN was computed, or was left in a buffer"),
         ("", "passed", "S-9", "memory that the step does not own was read"),
         (TOO_LARGE, "failed", "S-9", "memory that the step does not own was read"),
     ],

@@ -23,7 +23,10 @@ DUMP = "failed.safetensors"
 
 _MOST_NAMED = 3  # groups
 _READ = "memory that the step does not own was read, as finite numbers there remove the NaN"
-_COMPUTED = "the NaN was computed, not read, as it stays where unread memory holds finite numbers"
+_COMPUTED = (
+    "the NaN was computed, or was left in a buffer that the call should write, as it stays where "
+    "unread memory holds finite numbers"
+)
 _COMPUTED_RULES = {"out": "S-5", "lse": "S-7"}
 _OF_EVERY_ANSWER = {"S-5", "S-7", "S-9"}  # whatever rules a test is there for
 
@@ -204,7 +207,8 @@ def _common(failed: Sequence[Result], passed: Sequence[Result]) -> str:
     found = separate(failing, passing)
     if found is None:
         if len(failing) < FEWEST:
-            return f"cases that passed: {len(passing)}"
+            many = f"{len(passing)} cases that compare the same passed"
+            return "1 case that compares the same passed" if len(passing) == 1 else many
         return f"no property that the suite knows of a case tells them from {ones}"
     count = len(failing)
     subject = f"{found.failing} of {count} failing cases have"
