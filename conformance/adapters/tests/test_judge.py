@@ -341,15 +341,21 @@ def test_claims_with_a_word_that_has_no_meaning(name: str):
     [
         ("Wrapper", [], 0, "profile kernel,base-2"),
         ("write", ["--append"], 0, "PASSED in part"),
-        ("sixteen_heads_at_a_time", [], 1, "S-5"),
-        ("write_whatever_the_slot", ["--append"], 1, "S-10"),
-        ("merge_in_base_2", ["--merge"], 1, "S-8"),
-        ("page_lists_of_full_pages", ["--csr"], 1, "pages of 64 tokens"),
+        ("sixteen_heads_at_a_time", ["--only", "decode-h9-fp32"], 1, "S-5"),
+        ("write_whatever_the_slot", ["--append", "--only", "append-idle-fp32"], 1, "S-10"),
+        ("merge_in_base_2", ["--merge", "--only", "one-holes"], 1, "S-8"),
+        (
+            "page_lists_of_full_pages",
+            ["--csr", "--only", "decode-h9-fp32"],
+            1,
+            "pages of 64 tokens",
+        ),
     ],
 )
 def test_the_verdict(name: str, options: list[str], status: int, expected: str, tmp_path: Path):
     """A right function of any signature passes, and a wrong one fails by its rule."""
-    done = ask(f"{FILE}:{name}", *options, "--quick", folder=tmp_path)
+    few = [] if "--only" in options else ["--quick"]
+    done = ask(f"{FILE}:{name}", *options, *few, folder=tmp_path)
     assert done.returncode == status, done.stdout + done.stderr
     assert expected in done.stdout
 
