@@ -8,7 +8,7 @@ class _Without:
         self._kernel = kernel
 
     def __getitem__(self, grid):
-        return lambda waves_per_eu, **given: self._kernel[grid](**given)  # noqa: ARG005
+        return lambda waves_per_eu, **given: self._kernel[grid](**given)  # noqa: ARG005 - AMD's
 
 
 mla.triton_mla_prefill_fwd_kernel = _Without(mla.triton_mla_prefill_fwd_kernel)

@@ -18,6 +18,11 @@ from paged_mla_shared.problem import Problem
 WORKSPACE_BYTES = 128 << 20
 
 
+def starts_of(lengths: torch.Tensor) -> torch.Tensor:
+    """Return where pieces of some lengths [N] begin, and where the last ends, int32 [N + 1]."""
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnyCall:
     """What all calls have: memory.
@@ -185,7 +190,7 @@ class Call(CacheCall):
         pages = self.pages(size)
         number = torch.arange(entries.shape[1], device=entries.device)
         return PageLists(
-            indptr=torch.nn.functional.pad(pages.cumsum(0), (1, 0)).int(),
+            indptr=starts_of(pages),
             indices=entries[number < pages[:, None]],
             last_page_len=self.seq_lens - (pages - 1).clamp(min=0) * size,
         )

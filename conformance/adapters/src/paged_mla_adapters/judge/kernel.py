@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from paged_mla_adapters.call import AppendCall, Call, MergeCall
+from paged_mla_adapters.call import AppendCall, Call, MergeCall, starts_of
 from paged_mla_adapters.judge import csr
 from paged_mla_adapters.judge.answers import answers_of, by_token, layout_of
 from paged_mla_adapters.judge.append_arguments import AppendArguments
@@ -49,7 +49,8 @@ class JudgedKernel:
             made = lists.lists(invoke(self._functions, lists, self.claims))
             return csr.attend(call, made, self.claims)
         arguments = AttendArguments(call, self.claims)
-        before = AttendArguments(another_step(call), self.claims)
+        plans = len(self._functions) > 1
+        before = AttendArguments(another_step(call), self.claims) if plans else None
         result = invoke(self._functions, arguments, self.claims, before)
         out, lse = answers_of(result, arguments)
         tokens, heads = call.q.shape[:2]
@@ -88,7 +89,7 @@ def another_step(call: Call) -> Call:
     return replace(
         call,
         problem=replace(call.problem, softmax_scale=1.25 * call.problem.softmax_scale),
-        cu_seqlens_q=torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int(),
+        cu_seqlens_q=starts_of(lens),
         block_table=call.block_table.flip(0),
         seq_lens=call.seq_lens.flip(0),
     )

@@ -64,16 +64,9 @@ def _flashinfer(backend: str) -> Callable[[Callable[..., Any]], Kernel]:
     return bind
 
 
-def _vllm(function: Callable[..., Any]) -> Kernel:
-    return partial(vllm_triton.attend, function)
-
-
-def _lightllm(function: Callable[..., Any]) -> Kernel:
-    return partial(lightllm_decode.attend, function)
-
-
-def _aiter(function: Callable[..., Any]) -> Kernel:
-    return partial(aiter_decode.attend, function)
+def _by(attend: Callable[..., Any]) -> Callable[[Callable[..., Any]], Kernel]:
+    """Return what gives `attend`, which takes a function and a call, its function."""
+    return lambda function: partial(attend, function)
 
 
 _ROWS = frozenset({"causal", "max_query_len"})
@@ -105,7 +98,10 @@ LIKE = {
         None, "`run` of a definition mla_paged_*", "base-2,kernel", dtypes=("bfloat16",)
     ),
     "vllm-triton": Like(
-        _vllm, f"{vllm_triton.MODULE}:decode_attention_fwd", "vllm,kernel", _SCALED
+        _by(vllm_triton.attend),
+        f"{vllm_triton.MODULE}:decode_attention_fwd",
+        "vllm,kernel",
+        _SCALED,
     ),
     "sglang-triton": Like(
         sglang_triton.SglangDecode,
@@ -115,11 +111,11 @@ LIKE = {
         served=Served(products="fast"),
     ),
     "lightllm": Like(
-        _lightllm,
+        _by(lightllm_decode.attend),
         "lightllm.models.deepseek2.triton_kernel.gqa_flash_decoding:"
         "gqa_token_decode_attention_flash_decoding",
         "kernel,no-lse",
     ),
-    "aiter": Like(_aiter, "aiter.mla:mla_decode_fwd", "kernel", _ROWS | _SCALED),
+    "aiter": Like(_by(aiter_decode.attend), "aiter.mla:mla_decode_fwd", "kernel", _ROWS | _SCALED),
 }
 """Signatures by the name that ``--like`` takes."""

@@ -27,7 +27,7 @@ from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output
 
 FORGIVING = "vllm,stale"
-"""Terms in which memory that no query sees holds finite numbers: layouts are told by answers."""
+"""The profile of a probe: memory that no query sees holds finite numbers, so answers are finite."""
 LOST_DEVICE = (
     "illegal memory access",
     "misaligned address",
@@ -50,7 +50,7 @@ class Probe:
     error : float
         The distance of outputs from the exact ones, as a share of these, for the token that is the
         nearest: a wrong layout is wrong everywhere, and a bug may be wrong almost everywhere.
-        Infinite if each token has a NaN.
+        Infinite if each token has a NaN. Of a writer: wrong bytes as a share of those it writes.
     lse_errors : dict of str to float
         The distance of the lse, likewise, were it in each base; empty where there is none.
     layouts : tuple of str
@@ -139,7 +139,9 @@ def _appended(backend: JudgedBackend, step: Step) -> Probe:
     runner.append(batch)
     blocks = np.arange(step.problem.num_blocks, dtype=np.int64)
     right = append(step.problem, batch, before).read(blocks)
-    return Probe("", float((runner.read_cache(blocks) != right).mean()))
+    wrong = runner.read_cache(blocks) != right
+    written = right != before.read(blocks)
+    return Probe("", float(wrong.sum() / max(written.sum(), 1)))
 
 
 def _merged(backend: JudgedBackend, step: Step) -> Probe:

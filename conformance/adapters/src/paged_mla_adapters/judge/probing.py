@@ -130,8 +130,8 @@ def _those(likely: tuple[int, ...], served: tuple[int, ...]) -> tuple[int, ...]:
 def block_sizes(claims: Claims, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return those of some block sizes that a call can have.
 
-    Where a call says no lengths, each entry of ``kv_indices`` is one key: what that is in blocks of
-    more tokens, a function knows that is told their size.
+    Where a call says no lengths, each entry of ``kv_indices`` is the slot of one key. A function
+    that is not told the block size can read slots from blocks of one token alone.
     """
     knows = claims.knows_lengths or "block_size" in claims.roles.values()
     return sizes if knows else (1,)
