@@ -13,9 +13,10 @@ _HEAD = """\
 # Kernels judged
 
 What [`paged-mla judge`](judge.md) found of kernels of other projects, by the names of their
-parameters or as a known signature. A kernel is asked what it serves. "Run" and "failed" are numbers
-of tests, "lines" those of Python that was written to have a kernel judged; a rule stands in
-[the reference](../../reference/README.md). Written by
+parameters or as a known signature. The suite asks each kernel what
+`judge` found that it serves. "Lines" counts the Python that was written so that `judge` can call
+the kernel. "Run" and "failed" count tests. [The reference](../../reference/README.md) states the
+rules. This page was written by
 `python -m ci.judged page ci/judged/results.json`, from what `python -m ci.judged run` wrote
 ([how](../../ci/README.md#kernels-of-other-projects)).
 

@@ -139,8 +139,8 @@ class Selection:
 def select() -> Selection:
     """Return every case that a definition can ask and that is no larger than :data:`LARGEST`.
 
-    Groups :data:`IN_ONE_TOKEN_PAGES` are asked in pages of one token too, where a case is not
-    about its block size.
+    A case of a group in :data:`IN_ONE_TOKEN_PAGES` makes a second workload with pages of one token,
+    unless the case is about its block size.
     """
     found = Selection()
     for case in (case for cases in ATTENDED.values() for case in cases):

@@ -199,7 +199,7 @@ def reads_behind_a_part_of_the_cache(call: Call) -> Answers:
 
 @_careless(UNINITIALIZED)
 def adds_to_what_is_uninitialized(call: Call) -> Answers:
-    """Add up the output where nobody put a 0."""
+    """Add the output to memory that was never set to 0."""
     out, lse = right.attend(call)
     total = torch.empty_like(out)
     total += out - total
