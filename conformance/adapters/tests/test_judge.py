@@ -29,11 +29,19 @@ from paged_mla_adapters.judge.probing import (
 from paged_mla_adapters.judge.roles import ALIASES, KINDS, roles_of
 from paged_mla_adapters.judge.target import calls_of, load
 from paged_mla_adapters.mutants.kill import ask as ask_backend
+from paged_mla_conformance.run.reports.nan_origin import NanOrigin
 from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.errors import InvalidArgument
 
 FILE = Path(judged.__file__)
 PAGE = Path(__file__).parents[2] / "docs" / "judge.md"
+SMALLEST = Served(
+    dtypes=("float32",),
+    cache_formats=("fp32",),
+    num_heads=(9,),
+    block_sizes=(64,),
+    head_dims=((32, 16),),
+)
 
 
 def described(name: str, kind: str = "attend") -> Claims:
@@ -459,3 +467,26 @@ def test_the_page_has_every_role_and_its_names():
     for role, names in ALIASES.items():
         assert f"| `{role}` | {', '.join(names)} |" in page
     assert set(KINDS) == {"attend", "append", "merge", "csr"}
+
+
+def test_the_screen_names_the_origin_of_a_nan(tmp_path: Path):
+    """S-9: the test runs again, with zeros in one kind of memory at a time."""
+    claims = replace(described("leaves_its_last_head_unwritten"), served=SMALLEST)
+    write(claims, tmp_path / "claims.toml")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "paged_mla", "conformance", "--backend", "claims.toml"),
+            *("--dims", "small", "--dtypes", "float32", "--only", "decode-h9-fp32"),
+            *("--profile", "kernel", "--report", "found.json"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 1, done.stderr
+    causes = json.loads((tmp_path / "found.json").read_text())["causes"]
+    [cause] = [cause for cause in causes if cause["what"] == "out"]
+    assert cause["rule"] == "S-5"
+    assert NanOrigin.BUFFERS.phrase in cause["sentence"]

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import torch
 
+from paged_mla_adapters.surroundings import switch
 from paged_mla_adapters.surroundings.room import Room
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Problem
@@ -41,7 +42,7 @@ class AnyCall:
         shape: tuple[int, ...],
         dtype: torch.dtype = torch.float32,
         *,
-        fill: float = torch.nan,
+        fill: float | None = None,
     ) -> torch.Tensor:
         """Return a new tensor for an output or for scratch memory, with guard zones around it.
 
@@ -51,14 +52,18 @@ class AnyCall:
             What an error calls it, as "the output".
         shape : tuple of int
         dtype : torch.dtype
-        fill : float
-            What lies in it before the launch.
+        fill : float, optional
+            The value of each element before the launch. The default is NaN, or 0 where
+            ``PAGED_MLA_SURROUNDINGS`` is ``zeros-in-buffers``.
         """
+        if fill is None:
+            fill = 0.0 if switch.value() == switch.BUFFERS else torch.nan
         return self.room.empty(name, shape, dtype).fill_(fill)
 
     def workspace(self, nbytes: int = WORKSPACE_BYTES) -> torch.Tensor:
-        """Return scratch memory uint8 [nbytes] whose every byte is 0xFF, which is NaN."""
-        return self.buffer("the workspace", (nbytes,), torch.uint8, fill=0xFF)
+        """Return scratch memory uint8 [nbytes] of NaN: every byte is 0xFF, or 0 as in a buffer."""
+        byte = 0 if switch.value() == switch.BUFFERS else 0xFF
+        return self.buffer("the workspace", (nbytes,), torch.uint8, fill=byte)
 
 
 @dataclass(frozen=True, kw_only=True)

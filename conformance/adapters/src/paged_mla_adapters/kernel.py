@@ -60,6 +60,11 @@ class KernelBackend:
             )
 
     @property
+    def has_surroundings(self) -> bool:
+        """Whether ``PAGED_MLA_SURROUNDINGS`` sets what surrounds the calls."""
+        return True
+
+    @property
     def mode(self) -> str:
         """What the kernel runs on."""
         return mode()

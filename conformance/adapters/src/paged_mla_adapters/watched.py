@@ -47,6 +47,7 @@ class WatchedBackend:
         self.name, self.version = f"{inner.name} watched", inner.version
         self.mode, self.device = inner.mode, inner.device
         self.capabilities = inner.capabilities
+        self.has_surroundings = True
 
     @property
     def memory_bytes(self) -> int:

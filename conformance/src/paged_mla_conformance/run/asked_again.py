@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 
 from paged_mla_conformance.run.options import Options
 from paged_mla_conformance.run.reports.report import Report
@@ -15,7 +16,13 @@ from paged_mla_conformance.run.workers.worker import Worker, threads_of_each
 _NOT_AGAIN = ("--mla-quick", "--mla-dump=")
 
 
-def ask_again(options: Options, report: Report, test: str, *arguments: str) -> Result | None:
+def ask_again(
+    options: Options,
+    report: Report,
+    test: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+) -> Result | None:
     """Return what becomes of a test; ``None`` if it was not asked.
 
     Parameters
@@ -27,6 +34,8 @@ def ask_again(options: Options, report: Report, test: str, *arguments: str) -> R
     test : str
     arguments : str
         Pytest's, beside those of the run.
+    environment : mapping of str to str, optional
+        Variables of the new process, in addition to those of this process.
     """
     own = [a for a in options.pytest_arguments if not a.startswith(_NOT_AGAIN)]
     own += [*arguments, f"--mla-only={test}"]
@@ -35,7 +44,7 @@ def ask_again(options: Options, report: Report, test: str, *arguments: str) -> R
         own,
         again,
         Progress(io.StringIO()),
-        first=Worker(own, on_screen=False, threads=threads_of_each(1)),
+        first=Worker(own, on_screen=False, threads=threads_of_each(1), environment=environment),
         workers=1,
         on_screen=False,
     )

@@ -41,8 +41,8 @@ def explain_causes(options: Options, report: Report) -> None:
             alone = ask_again(options, report, test, f"--mla-dump={path}")
             if alone is not None and alone.outcome == "passed":
                 report.explanations[test] = _PASSES_ALONE
-                for other in cause.tests:  # what it did over finite memory tells nothing then
-                    report.over_stale_memory.pop(other, None)
+                for other in cause.tests:  # passing alone, it shows no origin
+                    report.nan_origins.pop(other, None)
             elif (found := _explained(path)) is not None:
                 explanations.append(found)
                 report.explanations[test] = _sentence(found)

@@ -53,6 +53,8 @@ class Subject:
     dtypes_left_out : list of str
         Core types of the mode that are not asked.
     profile : str
+    has_surroundings : bool
+        Whether ``PAGED_MLA_SURROUNDINGS`` sets what surrounds the calls of the backend.
     """
 
     factory: str
@@ -66,6 +68,7 @@ class Subject:
     dtypes: list[str] = field(default_factory=list)
     dtypes_left_out: list[str] = field(default_factory=list)
     profile: str = NOT_LOADED
+    has_surroundings: bool = False
 
     @classmethod
     def of(cls, run: Run) -> Subject:
@@ -83,6 +86,7 @@ class Subject:
             dtypes=list(run.dtypes),
             dtypes_left_out=[d for d in run.core.dtypes if d not in run.dtypes],
             profile=run.profile.name,
+            has_surroundings=getattr(backend, "has_surroundings", False),
         )
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from paged_mla_conformance.run.explained import explain_causes
+from paged_mla_conformance.run.nan_origins import find_nan_origins
 from paged_mla_conformance.run.options import Options, report_files
 from paged_mla_conformance.run.reports import html, junit, summary
 from paged_mla_conformance.run.reports.report import Report, to_json
 from paged_mla_conformance.run.status import INTERRUPTED
 from paged_mla_conformance.run.subject import Subject
-from paged_mla_conformance.run.unread import ask_over_stale_memory
 from paged_mla_conformance.run.workers.progress import Progress
 from paged_mla_conformance.run.workers.scheduler import Refused, Scheduler
 from paged_mla_conformance.run.workers.worker import Worker
@@ -46,7 +46,7 @@ def run_suite(options: Options, first: Worker, commit: str) -> int:
     try:
         scheduler.run()
         if not options.on_screen:
-            ask_over_stale_memory(options, report)
+            find_nan_origins(options, report)
             if len(report.results) > 1:  # a replay shows its failure whole, and has --dump
                 explain_causes(options, report)
     except Refused as refused:

@@ -66,6 +66,11 @@ class AdaptedBackend:
         """Of the backend itself."""
         return self.inner.capabilities
 
+    @property
+    def has_surroundings(self) -> bool:
+        """The attribute of the inner backend; ``False`` if it has none."""
+        return bool(getattr(self.inner, "has_surroundings", False))
+
     def prepare(self, problem: Problem) -> Runner:
         """Build a runner that translates."""
         return AdaptedRunner(self.inner, problem, self.profile)

@@ -49,6 +49,7 @@ class GuardedBackend:
         self.name, self.version = inner.name, inner.version
         self.mode, self.device = inner.mode, inner.device
         self.capabilities = inner.capabilities
+        self.has_surroundings = bool(getattr(inner, "has_surroundings", False))
 
     @property
     def memory_bytes(self) -> int:

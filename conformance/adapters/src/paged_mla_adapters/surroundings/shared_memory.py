@@ -8,15 +8,20 @@ from typing import Any
 
 import torch
 
+from paged_mla_adapters.surroundings import switch
+
 NAN = -1  # as a word, in every type of floating point
 _WAVES = 2  # of programs, each of which fills a multiprocessor: none is left out
 
 
-def fill_shared_memory(device: torch.device, word: int = NAN) -> None:
+def fill_shared_memory(device: torch.device, word: int | None = None) -> None:
     """Fill the shared memory of every multiprocessor with a word, on the current stream.
 
-    On a CPU nothing is done, nor where Triton is not installed or the GPU is older than Ampere.
+    The word is NaN by default, or 0 where ``PAGED_MLA_SURROUNDINGS`` is ``zeros-in-shared-memory``.
+    The function does nothing on a CPU, without Triton, and on a GPU older than Ampere.
     """
+    if word is None:
+        word = 0 if switch.value() == switch.SHARED_MEMORY else NAN
     if not can_fill(device):
         return
     from paged_mla_adapters.surroundings.kernels import (  # noqa: PLC0415 - it needs Triton

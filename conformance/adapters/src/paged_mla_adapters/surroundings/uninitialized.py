@@ -8,15 +8,41 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paged_mla_adapters.surroundings import switch
+
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types
+    """Makes ``torch.empty`` and its family return zeros."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call an operation of torch, and fill what it returns if that is uninitialised."""
+        found = func(*args, **(kwargs or {}))
+        return found.zero_() if func.overloadpacket.__name__ in _EMPTY else found
 
 
 @contextmanager
 def uninitialized_is_nan() -> Iterator[None]:
     """Let ``torch.empty`` and its family return NaN, or the largest integers, inside.
 
+    Where ``PAGED_MLA_SURROUNDINGS`` is ``zeros-in-buffers`` they return zeros instead.
+
     torch fills them in its deterministic mode, those that a library allocates in C++ too. What else
     that mode asks for is only warned of, and the warnings are left out; it ends with the call.
     """
+    if switch.value() == switch.BUFFERS:
+        with _Zeros():  # type: ignore[no-untyped-call]  # torch has no types
+            yield
+        return
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     setting: Any = torch.utils.deterministic  # a module whose attribute is made by its class

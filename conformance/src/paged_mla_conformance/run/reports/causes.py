@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paged_mla_conformance.run.reports.nan_origin import NanOrigin
 from paged_mla_conformance.run.reports.result import Result
 from paged_mla_conformance.run.reports.separation import FEWEST, separate
 from paged_mla_conformance.run.reports.symptom import (
@@ -22,11 +23,6 @@ DUMP = "failed.safetensors"
 """Where the replay of a cause writes its dump."""
 
 _MOST_NAMED = 3  # groups
-_READ = "memory that the step does not own was read, as finite numbers there remove the NaN"
-_COMPUTED = (
-    "the NaN was computed, or was left in a buffer that the call should write, as it stays where "
-    "unread memory holds finite numbers"
-)
 _COMPUTED_RULES = {"out": "S-5", "lse": "S-7"}
 _OF_EVERY_ANSWER = {"S-5", "S-7", "S-9"}  # whatever rules a test is there for
 
@@ -45,7 +41,7 @@ class Cause:
     smallest : Result
         The one of least work.
     origin : str
-        Of a NaN: whether it was read or computed; empty if nobody looked.
+        Where a NaN comes from; "" for other symptoms, and where that is not known.
     fault : str
         What the smallest one's answers are those of, in a sentence; empty where nothing fits.
     """
@@ -96,23 +92,22 @@ class Cause:
 
 
 def causes_of(
-    results: Sequence[Result], over_stale_memory: Mapping[str, Result] | None = None
+    results: Sequence[Result], nan_origins: Mapping[str, NanOrigin] | None = None
 ) -> list[Cause]:
     """Pool the failures of a run, the cause of most tests first.
 
     Parameters
     ----------
     results : sequence of Result
-    over_stale_memory : mapping of str to Result, optional
-        What became of some tests that gave NaN when they were asked again, with finite numbers in
-        memory that nobody may read.
+    nan_origins : mapping of str to NanOrigin, optional
+        Where the NaN of some tests comes from, by the name of the test.
     """
-    again = over_stale_memory or {}
+    origins = nan_origins or {}
     passed = [result for result in results if result.outcome == "passed"]
     known: defaultdict[tuple[Symptom, str], list[Result]] = defaultdict(list)
     for symptom, failed in _alike(results).items():
         telling = _telling(failed)
-        known[_attributed(symptom, again.get(telling.test) if telling else None)] += failed
+        known[_attributed(symptom, origins.get(telling.test) if telling else None)] += failed
     found = [_cause(*named, failed, passed) for named, failed in known.items()]
     return sorted(found, key=lambda cause: (-len(cause.tests), cause.tests))
 
@@ -154,14 +149,14 @@ def _smallest(failed: Sequence[Result]) -> Result:
     return min(failed, key=lambda result: (result.traits.get("work", math.inf), result.test))
 
 
-def _attributed(symptom: Symptom, again: Result | None) -> tuple[Symptom, str]:
-    """Return a symptom, and whether it was read or computed if it is a NaN that was asked again."""
-    if again is None or again.outcome not in {"passed", "failed"}:
+def _attributed(symptom: Symptom, origin: NanOrigin | None) -> tuple[Symptom, str]:
+    """Return a symptom with the rule that the origin of its NaN breaks, and a phrase for it."""
+    if origin is None:
         return symptom, ""
-    if again.fails and symptom_of(again).kind == NAN:
-        rule = _COMPUTED_RULES.get(symptom.what, "") if symptom.rule == "S-9" else symptom.rule
-        return replace(symptom, rule=rule), _COMPUTED
-    return replace(symptom, rule="S-9"), _READ
+    if origin.is_read:
+        return replace(symptom, rule="S-9"), origin.phrase
+    rule = _COMPUTED_RULES.get(symptom.what, "") if symptom.rule == "S-9" else symptom.rule
+    return replace(symptom, rule=rule), origin.phrase
 
 
 def _cause(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paged_mla_conformance.run.reports.causes import Cause, causes_of
+from paged_mla_conformance.run.reports.nan_origin import NanOrigin
 from paged_mla_conformance.run.reports.result import OUTCOMES, Result
 from paged_mla_conformance.run.subject import Subject
 from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
@@ -55,8 +56,8 @@ class Report:
         Of a quick run: the known faults that each of its tests finds, by their names.
     warnings : dict of str to Warned
         By their text.
-    over_stale_memory : dict of str to Result
-        What became of tests that gave NaN when they were asked again, by their names.
+    nan_origins : dict of str to NanOrigin
+        Where the NaN of some tests comes from, by the name of the test.
     commit : str
         Of the suite.
     explanations : dict of str to str
@@ -75,7 +76,7 @@ class Report:
     findable: int = 0
     finds: dict[str, list[str]] = field(default_factory=dict)
     warnings: dict[str, Warned] = field(default_factory=dict)
-    over_stale_memory: dict[str, Result] = field(default_factory=dict)
+    nan_origins: dict[str, NanOrigin] = field(default_factory=dict)
     explanations: dict[str, str] = field(default_factory=dict)
     shared_fault: str = ""
     commit: str = field(default_factory=lambda: commit_of(__file__))
@@ -116,7 +117,7 @@ class Report:
     @property
     def causes(self) -> list[Cause]:
         """What failed alike, the cause of most failures first."""
-        found = causes_of(self.results, self.over_stale_memory)
+        found = causes_of(self.results, self.nan_origins)
         known = self.explanations
         return [replace(cause, fault=known.get(cause.smallest.test, "")) for cause in found]
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from typing import Any
@@ -44,6 +44,8 @@ class Worker:
     threads : int
         Of NumPy's and PyTorch's, unless ``OMP_NUM_THREADS`` is set: processes that all take one
         for each processor keep each other from working.
+    environment : mapping of str to str, optional
+        Variables of the process, in addition to those of this process.
 
     Attributes
     ----------
@@ -55,15 +57,23 @@ class Worker:
         Whether it has said what there is to ask; whether it was told that nothing is left.
     """
 
-    def __init__(self, arguments: Sequence[str], *, on_screen: bool, threads: int) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        on_screen: bool,
+        threads: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.connection, theirs = Pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         self._mark = 0
-        environment = {k: v for k, v in os.environ.items() if k not in _NOT_OURS}
-        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
+        variables = {k: v for k, v in os.environ.items() if k not in _NOT_OURS}
+        variables |= environment or {}
+        variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
+        variables.setdefault("OMP_NUM_THREADS", str(threads))
         said = None if on_screen else self._said
-        self._process = child_process.start(_CHILD, arguments, theirs, environment, said)
+        self._process = child_process.start(_CHILD, arguments, theirs, variables, said)
         self.test: int | None = None
         self.since = time.monotonic()
         self.collected = self.dismissed = False

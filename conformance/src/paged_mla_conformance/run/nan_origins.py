@@ -1,0 +1,71 @@
+"""Find where a NaN comes from by running its test again with zeros in one memory (S-9)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from paged_mla_conformance.run.asked_again import ask_again
+from paged_mla_conformance.run.options import Options
+from paged_mla_conformance.run.reports.causes import telling_tests
+from paged_mla_conformance.run.reports.nan_origin import NanOrigin
+from paged_mla_conformance.run.reports.report import Report
+from paged_mla_conformance.run.reports.result import Result
+from paged_mla_conformance.run.reports.symptom import NAN, symptom_of
+
+STALE = "stale"
+"""The profile in which memory that nobody may read holds finite numbers."""
+SURROUNDINGS = "PAGED_MLA_SURROUNDINGS"
+"""The environment variable that chooses a kind of memory to fill with zeros."""
+ZEROS_IN = {
+    "zeros-in-buffers": NanOrigin.BUFFERS,
+    "zeros-in-shared-memory": NanOrigin.SHARED_MEMORY,
+    "zeros-in-guard-zones": NanOrigin.GUARD_ZONES,
+    "zeros-in-late-inputs": NanOrigin.LATE_INPUTS,
+}
+"""The origin of a NaN that a value of the variable removes."""
+_OF_GPUS = ("zeros-in-shared-memory", "zeros-in-late-inputs")
+_MOST = 4  # tests
+
+
+def find_nan_origins(options: Options, report: Report) -> None:
+    """Run one test of each cause that is a NaN again, each time in a new process.
+
+    Parameters
+    ----------
+    options : Options
+        Of the run.
+    report : Report
+        Of the run, finished. Gets the origins that were found.
+    """
+    for test in telling_tests(report.results)[:_MOST]:
+        origin = _origin(options, report, test)
+        if origin is not None:
+            report.nan_origins[test] = origin
+
+
+def _origin(options: Options, report: Report, test: str) -> NanOrigin | None:
+    """Return where the NaN of a test comes from; ``None`` if the test did not run again."""
+    profile = f"--mla-profile={report.subject.profile},{STALE}"
+    again = ask_again(options, report, test, profile)
+    if again is None or again.outcome not in {"passed", "failed"}:
+        return None
+    if not _is_nan(again):
+        return NanOrigin.UNREAD
+    if not report.subject.has_surroundings:
+        return NanOrigin.NOT_UNREAD
+
+    def with_zeros(value: str) -> Result | None:
+        return ask_again(options, report, test, environment={SURROUNDINGS: value})
+
+    is_gpu = report.subject.mode == "gpu"
+    values = [value for value in ZEROS_IN if is_gpu or value not in _OF_GPUS]
+    with ThreadPoolExecutor(options.workers) as pool:
+        found = list(pool.map(with_zeros, values))
+    for value, result in zip(values, found, strict=True):
+        if result is not None and result.end == "returned" and not _is_nan(result):
+            return ZEROS_IN[value]
+    return NanOrigin.COMPUTED
+
+
+def _is_nan(result: Result) -> bool:
+    return result.fails and symptom_of(result).kind == NAN

@@ -1,0 +1,75 @@
+"""Which origin of a NaN a run finds, from what its test gives over other memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paged_mla_conformance.run import nan_origins
+from paged_mla_conformance.run.options import parse
+from paged_mla_conformance.run.reports.nan_origin import NanOrigin
+from paged_mla_conformance.run.reports.report import Report
+from paged_mla_conformance.run.reports.result import Result
+from paged_mla_conformance.run.subject import Subject
+
+MISMATCH = "E   paged_mla_reference.tolerance.compare.Mismatch: "
+NAN = f"{MISMATCH}[S-9] out: nan at (0, 0, 0), where"
+WRONG = f"{MISMATCH}[S-5] out: 2 elements past their budget"
+SURROUNDED, BARE = Subject("a:b", has_surroundings=True), Subject("a:b", has_surroundings=False)
+
+
+def result(message: str, outcome: str = "failed") -> Result:
+    return Result("test_decode[a]", "decode", ["S-9"], "", outcome, message=message)
+
+
+@pytest.mark.parametrize("message", ["", WRONG], ids=["it passes", "it fails without a NaN"])
+@pytest.mark.parametrize(
+    ("removes", "mode", "subject", "origin"),
+    [
+        ("stale", "gpu", SURROUNDED, NanOrigin.UNREAD),
+        ("zeros-in-buffers", "cpu", SURROUNDED, NanOrigin.BUFFERS),
+        ("zeros-in-guard-zones", "cpu", SURROUNDED, NanOrigin.GUARD_ZONES),
+        ("zeros-in-shared-memory", "gpu", SURROUNDED, NanOrigin.SHARED_MEMORY),
+        ("zeros-in-late-inputs", "gpu", SURROUNDED, NanOrigin.LATE_INPUTS),
+        ("nothing", "gpu", SURROUNDED, NanOrigin.COMPUTED),
+        ("nothing", "cpu", SURROUNDED, NanOrigin.COMPUTED),
+        ("zeros-in-buffers", "gpu", BARE, NanOrigin.NOT_UNREAD),
+    ],
+)
+def test_the_memory_without_which_there_is_no_nan_is_its_origin(
+    monkeypatch: pytest.MonkeyPatch,
+    removes: str,
+    mode: str,
+    subject: Subject,
+    origin: NanOrigin,
+    message: str,
+):
+    """S-9: memory that a GPU alone has is not varied on a CPU."""
+    varied = []
+
+    def run_again(*_: Any, environment: dict[str, str] | None = None) -> Result:
+        value = (environment or {nan_origins.SURROUNDINGS: "stale"})[nan_origins.SURROUNDINGS]
+        varied.append(value)
+        if value != removes:
+            return result(NAN)
+        return result(message, "failed" if message else "passed")
+
+    monkeypatch.setattr(nan_origins, "ask_again", run_again)
+    report = Report(replace(subject, mode=mode), results=[result(NAN)])
+    nan_origins.find_nan_origins(parse(["--backend", "a:b"]), report)
+    assert report.nan_origins == {"test_decode[a]": origin}
+    assert mode == "gpu" or "zeros-in-shared-memory" not in varied
+
+
+@pytest.mark.parametrize("again", [None, "skipped"])
+def test_a_test_that_does_not_run_again_has_no_origin(
+    monkeypatch: pytest.MonkeyPatch, again: str | None
+):
+    """S-9: the report does not guess."""
+    skipped = result("", "skipped")
+    monkeypatch.setattr(nan_origins, "ask_again", lambda *_, **__: skipped if again else None)
+    report = Report(Subject("a:b"), results=[result(NAN)])
+    nan_origins.find_nan_origins(parse(["--backend", "a:b"]), report)
+    assert report.nan_origins == {}
