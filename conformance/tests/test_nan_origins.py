@@ -17,6 +17,10 @@ from paged_mla_conformance.run.subject import Subject
 MISMATCH = "E   paged_mla_reference.tolerance.compare.Mismatch: "
 NAN = f"{MISMATCH}[S-9] out: nan at (0, 0, 0), where"
 WRONG = f"{MISMATCH}[S-5] out: 2 elements past their budget"
+WILD = (
+    "E   AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+    "E   backend raised AcceleratorError in attend"
+)
 SURROUNDED, BARE = Subject("a:b", has_surroundings=True), Subject("a:b", has_surroundings=False)
 
 
@@ -73,3 +77,26 @@ def test_a_test_that_does_not_run_again_has_no_origin(
     report = Report(Subject("a:b"), results=[result(NAN)])
     nan_origins.find_nan_origins(parse(["--backend", "a:b"]), report)
     assert report.nan_origins == {}
+
+
+@pytest.mark.parametrize(
+    ("removes", "origin"),
+    [
+        ("stale", NanOrigin.UNREAD),
+        ("zeros-in-shared-memory", NanOrigin.SHARED_MEMORY),
+        ("nothing", None),
+    ],
+)
+def test_a_wild_address_can_come_from_memory_too(
+    monkeypatch: pytest.MonkeyPatch, removes: str, origin: NanOrigin | None
+):
+    """S-9: an index that a kernel reads from memory that it has not written is any number."""
+
+    def run_again(*_: Any, environment: dict[str, str] | None = None) -> Result:
+        value = (environment or {nan_origins.SURROUNDINGS: "stale"})[nan_origins.SURROUNDINGS]
+        return result("", "passed") if value == removes else result(WILD)
+
+    monkeypatch.setattr(nan_origins, "ask_again", run_again)
+    report = Report(replace(SURROUNDED, mode="gpu"), results=[result(WILD)])
+    nan_origins.find_nan_origins(parse(["--backend", "a:b"]), report)
+    assert report.nan_origins.get("test_decode[a]") == origin

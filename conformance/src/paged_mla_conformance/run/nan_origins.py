@@ -1,4 +1,7 @@
-"""Find where a NaN comes from by running its test again with zeros in one memory (S-9)."""
+"""Find the memory that a NaN or a wild address comes from (S-9).
+
+A test that shows one runs again, with finite numbers or zeros in one kind of memory at a time.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _MOST = 4  # tests
 
 
 def find_nan_origins(options: Options, report: Report) -> None:
-    """Run one test of each cause that is a NaN again, each time in a new process.
+    """Run one test of each cause that is a NaN or a wild address again, in new processes.
 
     Parameters
     ----------
@@ -37,22 +40,23 @@ def find_nan_origins(options: Options, report: Report) -> None:
     report : Report
         Of the run, finished. Gets the origins that were found.
     """
+    kinds = {result.test: symptom_of(result).kind for result in report.results if result.fails}
     for test in telling_tests(report.results)[:_MOST]:
-        origin = _origin(options, report, test)
+        origin = _origin(options, report, test, kinds[test])
         if origin is not None:
             report.nan_origins[test] = origin
 
 
-def _origin(options: Options, report: Report, test: str) -> NanOrigin | None:
-    """Return where the NaN of a test comes from; ``None`` if the test did not run again."""
+def _origin(options: Options, report: Report, test: str, kind: str) -> NanOrigin | None:
+    """Return where the symptom of a test comes from; ``None`` if that is not known."""
     profile = f"--mla-profile={report.subject.profile},{STALE}"
     again = ask_again(options, report, test, profile)
     if again is None or again.outcome not in {"passed", "failed"}:
         return None
-    if not _is_nan(again):
+    if not _shows(again, kind):
         return NanOrigin.UNREAD
     if not report.subject.has_surroundings:
-        return NanOrigin.NOT_UNREAD
+        return NanOrigin.NOT_UNREAD if kind == NAN else None
 
     def with_zeros(value: str) -> Result | None:
         return ask_again(options, report, test, environment={SURROUNDINGS: value})
@@ -62,10 +66,10 @@ def _origin(options: Options, report: Report, test: str) -> NanOrigin | None:
     with ThreadPoolExecutor(options.workers) as pool:
         found = list(pool.map(with_zeros, values))
     for value, result in zip(values, found, strict=True):
-        if result is not None and result.end == "returned" and not _is_nan(result):
+        if result is not None and result.end == "returned" and not _shows(result, kind):
             return ZEROS_IN[value]
-    return NanOrigin.COMPUTED
+    return NanOrigin.COMPUTED if kind == NAN else None
 
 
-def _is_nan(result: Result) -> bool:
-    return result.fails and symptom_of(result).kind == NAN
+def _shows(result: Result, kind: str) -> bool:
+    return result.fails and symptom_of(result).kind == kind

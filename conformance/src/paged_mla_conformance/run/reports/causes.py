@@ -117,7 +117,7 @@ def telling_tests(results: Sequence[Result]) -> list[str]:
 
     Asked again with finite numbers in memory that nobody may read, it tells which.
     """
-    nan = [failed for symptom, failed in _alike(results).items() if symptom.kind == NAN]
+    nan = [f for symptom, f in _alike(results).items() if symptom.kind in {NAN, WILD_ADDRESS}]
     found = [_telling(failed) for failed in sorted(nan, key=len, reverse=True)]
     return [result.test for result in found if result is not None]
 

@@ -1,4 +1,4 @@
-"""Where the NaN of an output can come from."""
+"""Where the NaN of an output, or a wild address, can come from."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from enum import Enum
 
 
 class NanOrigin(Enum):
-    """Where a NaN comes from; the value is a phrase for reports."""
+    """Where a NaN or a wild address comes from; the value is a phrase for reports."""
 
-    UNREAD = "memory that the step does not own was read, as finite numbers there remove the NaN"
+    UNREAD = "memory that the step does not own was read, as finite numbers there remove the error"
     SHARED_MEMORY = (
-        "the kernel read shared memory that it had not written, as zeros there remove the NaN"
+        "the kernel read shared memory that it had not written, as zeros there remove the error"
     )
     BUFFERS = (
-        "the call did not write every element of a buffer, as a buffer of zeros removes the NaN"
+        "the call did not write every element of a buffer, as a buffer of zeros removes the error"
     )
-    GUARD_ZONES = "the kernel read memory outside its tensors, as zeros there remove the NaN"
+    GUARD_ZONES = "the kernel read memory outside its tensors, as zeros there remove the error"
     LATE_INPUTS = (
         "the kernel read an input before the current stream had written it, as zeros there remove "
-        "the NaN"
+        "the error"
     )
     COMPUTED = (
         "the kernel computed the NaN, as it stays where the memory that the kernel must not read "
