@@ -1,11 +1,10 @@
 """Find the memory that a NaN or a wild address comes from (S-9).
 
-A test that shows one runs again, with finite numbers or zeros in one kind of memory at a time.
+A test that shows one runs again, with finite numbers or zeros in one kind of memory at a time. The
+runs follow one another, because a process that uses the GPU at the same time clears shared memory.
 """
 
 from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
 
 from paged_mla_conformance.run.asked_again import ask_again
 from paged_mla_conformance.run.options import Options
@@ -58,16 +57,14 @@ def _origin(options: Options, report: Report, test: str, kind: str) -> NanOrigin
     if not report.subject.has_surroundings:
         return NanOrigin.NOT_UNREAD if kind == NAN else None
 
-    def with_zeros(value: str) -> Result | None:
-        return ask_again(options, report, test, environment={SURROUNDINGS: value})
-
     is_gpu = report.subject.mode == "gpu"
-    values = [value for value in ZEROS_IN if is_gpu or value not in _OF_GPUS]
-    with ThreadPoolExecutor(options.workers) as pool:
-        found = list(pool.map(with_zeros, values))
-    for value, result in zip(values, found, strict=True):
+    for value, origin in ZEROS_IN.items():
+        if value in _OF_GPUS and not is_gpu:
+            continue
+        result = ask_again(options, report, test, environment={SURROUNDINGS: value})
         if result is not None and result.end == "returned" and not _shows(result, kind):
-            return ZEROS_IN[value]
+            unchanged = ask_again(options, report, test)
+            return origin if unchanged is not None and _shows(unchanged, kind) else None
     return NanOrigin.COMPUTED if kind == NAN else None
 
 
