@@ -88,7 +88,7 @@ def test_an_error_of_one_percent_is_outside(dtype: str):
     [
         (1 / np.log(2), "in base 2, "),
         (1 / np.log(10), "in base 10, "),
-        (1.5, "every query; every one is 1.5 times the exact one$"),
+        (1.5, "every query; every lse is 1.5 times the exact lse$"),
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)

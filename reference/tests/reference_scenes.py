@@ -1,6 +1,7 @@
-"""Requests as dense arrays, their layout in a paged cache, and their answers by plain loops.
+"""Requests as dense arrays, their layout in a paged cache, and outputs from plain loops.
 
-Nothing here calls the reference: a test compares it with these, or with numbers by hand.
+This module does not call the reference. Tests compare the reference with these outputs, or with
+numbers computed by hand.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def scene(
     mask: Mask = Mask.CAUSAL,
     tree: Any = None,
 ) -> Scene:
-    """Lay out one row per request; `contexts` says how many of its tokens came before."""
+    """Return a step with one row per request; `contexts` has the context lengths."""
     problem = problem_of(
         dtype=dtype,
         cache_format=PLAIN_FORMAT_OF_DTYPE[dtype],

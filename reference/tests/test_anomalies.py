@@ -23,7 +23,7 @@ SEES_KEYS, PADDED = 0, -1  # tokens
 
 
 def answered(group: str, name: str) -> tuple[tuple[Problem, Batch, Answer, Answer], Output]:
-    """Return what an answer of a case is held against, and a right answer."""
+    """Return the inputs of a comparison for a case, and a correct output."""
     [case] = [case for case in CASES[group] if case.name == name]
     [step] = build_steps(case, SMALL, "float32")
     batch, before = materialize(step)
@@ -61,8 +61,8 @@ def test_which_rule_an_anomaly_breaks(name: str, token: int, value: float, rule:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda lse: 0.25 * lse, "; every one is 0.25 times the exact one"),
-        (lambda lse: lse / np.log(2), "; every one is right in base 2,"),
+        (lambda lse: 0.25 * lse, "; every lse is 0.25 times the exact lse"),
+        (lambda lse: lse / np.log(2), "; every lse is right in base 2,"),
         (lambda lse: lse + 1, ""),
     ],
 )
@@ -74,4 +74,4 @@ def test_a_factor_of_every_lse_is_named(change: Callable[[Any], Any], said: str)
         check_output(*asked[:2], actual, *asked[2:])
     assert raised.value.rule == "S-7"
     assert said in str(raised.value)
-    assert ("every one is" in str(raised.value)) == bool(said)
+    assert ("every lse is" in str(raised.value)) == bool(said)

@@ -121,7 +121,7 @@ def test_queries_turn_at_their_positions():
 
 
 def test_nothing_visible():
-    """S-6: padded rows and tokens get out 0 and lse -inf, whatever their inputs hold."""
+    """S-6: padded rows and tokens have out 0 and lse -inf, for any inputs."""
     made = scene([request(2, 1), request(6, 2)], [0, 4])
     nan = np.full((2, *made.batch.q_nope.shape[1:]), np.nan, np.float32)
     batch = replace(
@@ -140,8 +140,8 @@ def test_nothing_visible():
     assert np.isfinite(answer.lse[2:4]).all()
 
 
-def test_only_what_is_asked_is_answered():
-    """S-5, S-6: the others have no number, unless they see nothing."""
+def test_only_selected_tokens_are_computed():
+    """S-5, S-6: the other tokens are NaN, unless they see no key."""
     made = scene([request(2, 1), request(6, 2), request(5, 3)], [0, 4, 3])
     batch = replace(made.batch, seq_lens=np.array([0, 6, 5], np.int32))
     asked = np.array([False, False, True, False, False, False])
@@ -171,7 +171,7 @@ def test_unread_memory_may_hold_any_bits(pattern):
 
 
 def test_more_queries_than_keys():
-    """S-2, S-4: without a causal mask every query of a row of 2 keys sees both, beside others."""
+    """S-2, S-4: without a causal mask every query of a row of 2 keys sees both keys."""
     one = request(5, 1)
     made = scene([one, request(6, 2)], [0, 4], mask=Mask.NON_CAUSAL)
     short = replace(made.batch, seq_lens=np.array([2, 6], np.int32))
@@ -185,14 +185,14 @@ def test_more_queries_than_keys():
 
 
 def test_rows_without_queries():
-    """S-2: a row that asks nothing takes no token and leaves the others alone."""
+    """S-2: a row without queries has no tokens and does not change the other rows."""
     with_idle = _exact(scene([request(5, 1), request(7, 2), request(6, 3)], [4, 7, 4]))
     assert with_idle.out.shape[0] == 3
     np.testing.assert_allclose(with_idle.out[1:], loops(request(6, 3), [4, 5], causal)[0])
 
 
 def test_no_row_and_no_token():
-    """S-2: an empty step has an empty answer."""
+    """S-2: an empty step has an empty output."""
     assert _exact(scene([], [])).out.shape == (0, 2, 4)
 
 
@@ -223,8 +223,8 @@ def test_what_another_rounding_of_a_rotated_element_moves(dtype, spacing):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_rounding_stays_near_the_exact_answer(dtype):
-    """S-5, S-7: rounded answers are values of the dtype, within a few of its ulps."""
+def test_rounding_stays_near_the_exact_output(dtype):
+    """S-5, S-7: rounded outputs are values of the dtype and have an error of a few ulps."""
     made = scene([request(40, 8, dtype)], [20], dtype=dtype)
     exact = _exact(made)
     rounded = attend(made.problem, made.batch, made.image, Rounding.SPEC)
@@ -236,7 +236,7 @@ def test_rounding_stays_near_the_exact_answer(dtype):
     np.testing.assert_allclose(rounded.lse, exact.lse, atol=1e-5)
 
 
-def test_lse_is_float32_whatever_the_dtype():
+def test_lse_is_float32_for_every_dtype():
     """S-7: an lse of 1000.25 keeps its fraction in a bfloat16 problem."""
     made = scene([request(1, 1, "bfloat16")], [0], dtype="bfloat16")
     problem = replace(made.problem, softmax_scale=1.00025)

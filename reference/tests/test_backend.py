@@ -80,7 +80,7 @@ def test_a_second_step_is_as_the_first():
 
 
 def test_a_loaded_cache_is_read_back():
-    """S-9: byte for byte, blocks nobody listed included."""
+    """S-9: every byte is equal, also in blocks that the image does not list."""
     runner = _runner(num_blocks=10)
     made = scene([request(7, 1)], [4])
     layout = problem_of(dims=SMALL_R, num_blocks=10).layout
@@ -127,14 +127,14 @@ def test_formats_that_are_not_declared():
         replace(create(), capabilities=plain).prepare(problem)
 
 
-def test_a_problem_nobody_can_serve():
+def test_an_illegal_problem_is_rejected():
     """S-5: refused when the runner is prepared."""
     with pytest.raises(InvalidArgument, match="softmax_scale"):
         create().prepare(problem_of(softmax_scale=0.0))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_answers_come_in_the_problem_dtype(dtype):
+def test_outputs_have_the_problem_dtype(dtype):
     """S-5, S-7: out in the dtype, lse in float32."""
     problem: Problem = problem_of(dims=SMALL_R, dtype=dtype)
     formats = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -184,7 +184,7 @@ def test_an_unchecked_runner_serves_a_legal_step_as_any_other():
 
 
 def test_an_unchecked_runner_plans_no_slot_of_a_block_that_is_not_there():
-    """S-1: it stands as block 0, whose slots are others'."""
+    """S-1: such a block is treated as block 0, but its slots belong to other tokens."""
     _, batch = _step(1)
     strange = replace(batch, block_table=np.full_like(batch.block_table, -5))
     runner = create().prepare_unchecked(problem_of(dims=SMALL_R))

@@ -1,4 +1,4 @@
-"""Files that a stranger hands in: logs, scenarios and reports are read, or refused by name."""
+"""Untrusted files: logs, scenarios and reports are read, or an error names the wrong part."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ LOADERS = {"log": load_log, "scenario": load_scenario}
 @pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
 @pytest.mark.parametrize("text", BAD_TEXTS.values(), ids=BAD_TEXTS)
 def test_what_is_no_such_file(tmp_path: Path, loader, text: bytes):
-    """S-19: whatever the bytes are, the answer is one line about the file."""
+    """S-19: for any bytes, the error is one line that names the file."""
     path = tmp_path / "file.json"
     path.write_bytes(text)
     assert str(path) in refuse_quickly(loader, path, match="allowed")
@@ -133,7 +133,7 @@ def test_a_log_is_as_long_as_it_may_be(tmp_path: Path):
     """S-19: many long lines together are refused before their tokens are made up."""
     path = tmp_path / "log.jsonl"
     path.write_text(f"{json.dumps(GOOD_LINE | {'prompt_len': 2**20 - 3})}\n" * 100)
-    refuse_quickly(load_log, path, match="line 2: got 2097150 tokens up to here")
+    refuse_quickly(load_log, path, match="line 2: got 2097150 tokens up to this line")
     path.write_text(f"{json.dumps(GOOD_LINE)}\n" * 100_000)
     refuse_quickly(load_log, path, match="100000 requests")
 
@@ -187,7 +187,7 @@ BAD_FIELDS = {
     "prompt-empty": (("requests", 0, "prompt"), [], "prompt"),
     "prompt-string": (("requests", 0, "prompt"), "abc", "prompt"),
     "prompt-negative": (("requests", 0, "prompt"), [-1], "prompt"),
-    "prompt-too-long": (("requests", 0, "prompt"), [0] * 10_000, "fits"),
+    "prompt-too-long": (("requests", 0, "prompt"), [0] * 10_000, "that fits in all blocks"),
     "id-again": (("requests", 1, "id"), "a", "distinct"),
     "rope-unknown": (("rope",), "spiral", "rope"),
     "heads-1e12": (("num_heads",), 10**12, "num_heads"),
@@ -213,7 +213,7 @@ def test_a_bad_field_of_a_scenario(tmp_path: Path, place, value, match: str):
 
 
 def test_ranks_do_not_rotate(tmp_path: Path):
-    """S-18: a rank's indices are no positions; that is said before anything runs."""
+    """S-18: a rank's indices are not positions; the error is raised before a step runs."""
     path = tmp_path / "scenario.json"
     save_scenario(core_scenario("ranks"), path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"rope": "neox"}))
@@ -243,7 +243,7 @@ def test_a_bad_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: 
 
 @pytest.mark.parametrize("step", ["9" * 5000, "4"])
 def test_a_report_of_another_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str], step: str):
-    """S-19: a page without a mark says so."""
+    """S-19: the output states that the page has no mark."""
     report, page = tmp_path / "mla.json", tmp_path / "page.html"
     message = f"trace chunky, step {step}, rank 0"
     report.write_text(json.dumps({"results": [{"test": "a", "message": message}]}))

@@ -1,4 +1,4 @@
-"""Trace files that a stranger hands in: read step by step, or refused by member and fault."""
+"""Untrusted trace files: they are read step by step, or an error names the member and the fault."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def lying(descr: str, shape: str, data: bytes = b"", start: bytes = b"\x93NUMPY\x01\x00") -> bytes:
-    """Return a npy file that says so of itself."""
+    """Return an npy file whose header has the given descr and shape."""
     header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return start + struct.pack("<H", len(header)) + header + data
 
@@ -98,7 +98,7 @@ BAD_MEMBERS = {
     "version-missing": ("header.json", edited(version=...), "version: got None"),
     "world-zero": ("header.json", edited(world=0), "world: got 0"),
     "world-1e12": ("header.json", edited(world=10**12), "world"),
-    "no-problems": ("header.json", edited(problems={}), "no causal one"),
+    "no-problems": ("header.json", edited(problems={}), "no causal problem"),
     "problems-list": ("header.json", edited(problems=[]), "problems"),
     "problem-of-another-mask": ("header.json", of_causal(mask="tree"), "problems.causal"),
     "format-unknown": ("header.json", of_causal(cache_format="int4"), "cache_format"),
@@ -120,8 +120,16 @@ BAD_MEMBERS = {
     "array-of-records": (Q, npy(np.zeros(3, [("a", "i4")])), "q_nope.npy"),
     "array-big-endian": (LENS, npy(np.zeros(3, ">i4")), "seq_lens.npy"),
     "array-fortran": (Q, npy(np.zeros((3, 3), np.uint32, "F")), "q_nope.npy"),
-    "array-without-data": (Q, lying("'<u4'", "(3, 2, 8)"), "a shape that fills its member"),
-    "array-of-1e12": (Q, lying("'<u4'", "(999999999999,)"), "a shape that fills its member"),
+    "array-without-data": (
+        Q,
+        lying("'<u4'", "(3, 2, 8)"),
+        "an array with exactly the size of its member",
+    ),
+    "array-of-1e12": (
+        Q,
+        lying("'<u4'", "(999999999999,)"),
+        "an array with exactly the size of its member",
+    ),
     "array-of-1e48": (Q, lying("'<u4'", f"({'999999999999, ' * 4})"), "q_nope.npy"),
     "array-of-many-axes": (Q, lying("'<u4'", f"({'1, ' * 9999})"), "q_nope.npy"),
     "array-negative": (Q, lying("'<u4'", "(-1,)"), "q_nope.npy"),
@@ -172,7 +180,7 @@ def test_what_is_no_trace(tmp_path: Path, kind: str):
 
 
 def test_damage_is_named(tmp_path: Path, good: dict[str, bytes]):
-    """S-19: whatever byte is wrong, the trace is read or refused, never half of both."""
+    """S-19: with any damaged byte, the trace is either read or rejected with a named place."""
     path, rng = tmp_path / "trace.npz", random.Random(5)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in good.items():

@@ -87,7 +87,7 @@ def test_which_rows_are_served(cu_seqlens_q, seq_lens, legal):
 
 
 def test_a_model_may_be_shorter_than_the_table():
-    """S-2: max_model_len bounds a row, whatever columns there are."""
+    """S-2: max_model_len limits a row, for any number of table columns."""
     made = _step()
     problem = replace(made.problem, max_model_len=5)
     assert legal_rows(problem, made.batch).tolist() == [False, True, True]
@@ -125,8 +125,8 @@ def test_a_row_that_is_not_legal_becomes_padding_where_it_is():
         ((0, MOST, 6, 7), (0, 0, 0, 0), (0, 0, 0)),
     ],
 )
-def test_tokens_of_nobody_stay_where_they_are(given, expected, seq_lens):
-    """S-2: what no legal row has goes to a row of length 0, or lies behind the last one."""
+def test_tokens_of_no_row_keep_their_places(given, expected, seq_lens):
+    """S-2: tokens of no legal row belong to a row of length 0, or are behind the last row."""
     made = _step()
     taken = taken_as(made.problem, replace(made.batch, cu_seqlens_q=_i32(*given)))
     validate_batch(replace(made.problem, max_rows=9), taken)
@@ -152,7 +152,7 @@ def test_a_row_that_reaches_past_the_tokens_is_cut():
 
 @pytest.mark.parametrize("block", [-1, -7, LEAST, 14, MOST])
 def test_a_block_outside_the_cache(block):
-    """S-1: it gives no slot, and takes the meaning of its row's answers, not of others'."""
+    """S-1: it has no slots, and only the outputs of its own row have no meaning."""
     made = _step()
     assert made.problem.num_blocks == 12
     table = made.batch.block_table.copy()
@@ -192,7 +192,7 @@ def test_named_slots_stay_in_the_cache():
     ],
 )
 def test_a_mask_that_is_too_short(spelling, elements, legal):
-    """S-14: rows whose elements lie inside are served; others are padding, and so is no other."""
+    """S-14: rows whose elements are inside the mask are computed; only the others are padding."""
     made = _step(Mask.TREE, spelling)
     short = replace(made.batch, mask=made.batch.mask[:elements])
     assert legal_rows(made.problem, short).tolist() == [bool(row) for row in legal]
@@ -228,7 +228,7 @@ def test_a_tree_of_too_many_nodes():
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(data=st.data(), mask=st.sampled_from(Mask), spelling=st.sampled_from(MaskSpelling))
-def test_whatever_a_step_holds(data, mask, spelling):
+def test_steps_with_arbitrary_values(data, mask, spelling):
     """S-1, S-2, S-9, S-14: it is taken for a legal one."""
     made = _step(mask, spelling)
     edges = st.one_of(st.integers(-3, 20), st.sampled_from([LEAST, MOST]))

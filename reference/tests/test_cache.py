@@ -130,7 +130,7 @@ def test_append_then_gather_returns_the_tokens(dtype):
 
 
 def test_gather_returns_rows_in_order_and_skips_empty_ones():
-    """S-9: row after row, seq_len tokens each, nothing of what lies past them."""
+    """S-9: each row in order has seq_len tokens, and nothing past them is read."""
     first, second = request(5, 1), request(6, 2)
     made = scene([first, request(0, 9), second], [4, 0, 1])
     ckv, k_pe = gather_context(made.problem, made.batch, made.image)

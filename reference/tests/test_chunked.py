@@ -18,7 +18,7 @@ U = 2.0**-24  # of float32, in which parts travel
 
 
 def exactly(batch):
-    """Answer in float64; only what travels is rounded."""
+    """Return the output of a prefill, computed in float64 and rounded to float32 at the end."""
     return prefill(problem_of(), batch, Rounding.EXACT).output("float32")
 
 
@@ -87,7 +87,7 @@ def test_a_prefix_of_1000_and_7_new_tokens():
 
 
 def test_a_row_without_context_contributes_nothing():
-    """S-8, S-21: exactly: its answer has the bits of its own keys alone."""
+    """S-8, S-21: its output has exactly the bits of the output over its own keys."""
     batch = rows((9, 2), (3, 3), (4, 4))
     chunks = parts_of(batch, 4)
     answers = [exactly(part) for part in chunks]
@@ -98,7 +98,7 @@ def test_a_row_without_context_contributes_nothing():
     assert merged.lse[2:].tobytes() == answers[-1].lse[2:].tobytes()
 
 
-def test_padding_that_reads_what_nobody_wrote_is_no_error():
+def test_padding_that_reads_unwritten_memory_is_not_an_error():
     """S-17, S-21: a part that is NaN makes its own tokens NaN; the others have the same bits."""
     answers = [exactly(part) for part in parts_of(rows((9, 2), (7, 3)), 4)]
     whole = merge_parts(answers)

@@ -38,13 +38,13 @@ def test_branches_share_full_blocks_only():
 
 
 def test_every_request_has_room_for_its_branches():
-    """S-15: a row is as wide as a prefix's table and a branch's blocks, whatever they hold."""
+    """S-15: a row has as many columns as a prefix table and a branch's blocks together."""
     view = draft_view(PREFIXES[:1], TABLE[:1], BRANCHES[:1], step=0, block_size=4)
     assert view.block_table.tolist() == [[3, 10, 11, -1, -1], [3, 12, 13, -1, -1]]
 
 
 def _draft(branch_tokens, prefix, steps):
-    """Run the branches of one request through all steps; return answers [steps][branches]."""
+    """Run the branches of one request through all steps; return outputs [steps][branches]."""
     made = scene([prefix], [len(prefix)])
     problem = replace(made.problem, num_blocks=20)
     lens = np.array([len(prefix)], np.int32)
@@ -88,7 +88,7 @@ def test_a_sibling_changes_nothing():
 
 
 def test_window_lengths():
-    """S-16: every request runs the whole window, whatever was accepted."""
+    """S-16: every request runs the whole window, for any number of accepted tokens."""
     seq_lens, cu_seqlens_q = extend_window(np.array([10, 3, 0], np.int32), 4)
     assert seq_lens.tolist() == [14, 7, 4]
     assert cu_seqlens_q.tolist() == [0, 4, 8, 12]

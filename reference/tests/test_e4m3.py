@@ -72,7 +72,7 @@ def test_zeros_keep_their_sign():
 
 
 def test_every_nan_is_one_code():
-    """S-11: whatever its sign and payload."""
+    """S-11: with any sign and payload."""
     patterns = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF812345], np.uint32)
     assert encode(patterns.view(np.float32)).tolist() == [0x7F] * 4
 

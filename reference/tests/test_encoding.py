@@ -1,4 +1,4 @@
-"""A made-up format with scales beside the cache: what it stores is written, read and copied."""
+"""A synthetic format with separate scales: tokens are written, read and copied with it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_token_and_its_scale_by_hand():
 
 
 def test_append_writes_rows_and_scales_and_nothing_else():
-    """S-10: two tokens, two scales, in blocks that nobody had listed."""
+    """S-10: two tokens and two scales, in blocks that the image did not list."""
     problem, batch, image = _step(token_padding=2)
     after = append(problem, batch, image)
     every = np.arange(6)
@@ -127,7 +127,7 @@ def test_gathered_tokens_are_of_the_problems_dtype():
 
 @pytest.mark.parametrize("cache_format", MADE_UP)
 def test_attention_sees_what_is_cached(cache_format):
-    """S-5, S-11: the answer over the format's cache is that over a plain one of its values."""
+    """S-5, S-11: the output is equal to the output over a plain cache with the same values."""
     more = {"cache_scale": 0.37} if cache_format == "scaled" else {}
     problem, batch, image = _step(cache_format, **more)
     one, slots = request(5, 1), np.array([16, 17, 18, 19, 4])
@@ -171,7 +171,7 @@ def test_branches_get_the_scales_of_their_tail():
     assert fourth.tobytes() == problem.layout.scales(image.read(np.array([2])))[0, 3].tobytes()
 
 
-def test_a_schedule_has_the_answers_of_what_is_cached():
+def test_a_schedule_has_the_outputs_of_the_cached_values():
     """S-19: the dense oracle knows what the format does to a key."""
     config = EngineConfig(block_size=4, num_blocks=12, max_rows=3, token_budget=8)
     requests = (ask("a", 9, 3), ask("b", 5, 2))

@@ -73,7 +73,7 @@ def test_a_known_fault_is_named(fault: str, rule: str, what: str):
 
 
 def test_bfloat16_is_no_veil():
-    """S-4: rounded answers are explained too."""
+    """S-4: rounded outputs are explained too."""
     found = explain(dumped("newest-key-is-not-counted", "bfloat16"))
     assert found.best[0].hypothesis.name == "newest-key-is-not-counted"
 
@@ -136,7 +136,7 @@ def test_a_single_fault_is_found(oracle, said: str):
 
 
 def test_nothing_fits():
-    """A step that is wrong in its own way is said to be so."""
+    """The report states that no hypothesis fits."""
     dump = dumped()
     rng = np.random.default_rng(0)
     noise = rng.standard_normal(dump.arrays["out"].shape).astype(np.float32)
@@ -167,7 +167,7 @@ def test_nothing_at_all():
 
 @pytest.mark.parametrize("missing", ["block_table", "slots"])
 def test_positions_alone(missing: str):
-    """S-3: slots say nothing of a cause where no table says what they should be."""
+    """S-3: slots without a block table do not show a cause."""
     found = explain(dumped("context-is-added-twice", without=(missing,)))
     assert found.best[0].hypothesis.name == "context-is-added-twice"
     dump = dumped(without=("block_table",))
@@ -198,7 +198,7 @@ def test_a_prompt_needs_no_cache():
 
 
 def test_numbers_of_one_head():
-    """S-5, S-7: what is off in one of four heads is said of that head."""
+    """S-5, S-7: an error in one of four heads is reported for that head."""
     dump = dumped()
     for name, change, said in (
         ("lse", lambda x: x + np.float32(0.3), "lse of head 2 is 1 times .*, plus 0.3"),
@@ -211,8 +211,8 @@ def test_numbers_of_one_head():
 
 
 @pytest.mark.parametrize("wrong", ["", "newest-key-is-not-counted"])
-def test_what_is_no_number_by_right(wrong: str):
-    """S-9: who is given NaN answers NaN; other queries are held all the same."""
+def test_nan_that_follows_from_inputs(wrong: str):
+    """S-9: a query that sees NaN has a NaN output; other queries are still checked."""
     [step] = build_steps(case(), SMALL, "float32")
     step.batch.ckv[1:4, 5] = np.nan  # of row 1, the latents of all three queries
     dump = dump_of(step, CATALOGUE[wrong].change(RIGHT) if wrong else RIGHT)
@@ -226,8 +226,8 @@ def test_what_is_no_number_by_right(wrong: str):
 
 
 @pytest.mark.parametrize("missing", ["out", "lse"])
-def test_half_an_answer(missing: str):
-    """S-5, S-7: either tells."""
+def test_a_dump_with_only_out_or_lse(missing: str):
+    """S-5, S-7: out or lse is enough to find the cause."""
     found = explain(dumped("newest-key-is-not-counted", without=(missing,)))
     assert found.best[0].hypothesis.name == "newest-key-is-not-counted"
 
@@ -274,14 +274,14 @@ def test_attention_may_not_write():
 
 
 def test_a_lse_of_base_2_may_be_meant():
-    """S-7: a dump says in which base its lse is."""
+    """S-7: a dump specifies the base of its lse."""
     dump = dumped("lse-in-base-2")
     assert not explain(replace(dump, lse_base="2")).is_broken
 
 
 @pytest.mark.parametrize("dtype", PLAIN_FORMAT_OF_DTYPE)
 def test_parts_are_merged(dtype: str):
-    """S-8: the answer is what its parts merge to, rounded to the problem's dtype."""
+    """S-8: the output is the merge of its parts, rounded to the problem's dtype."""
     rng = np.random.default_rng(0)
     plain = PLAIN_FORMAT_OF_DTYPE[dtype]
     problem = replace(dumped().problem, dtype=dtype, cache_format=plain)
@@ -318,7 +318,7 @@ def test_parts_that_cannot_be_merged(odd: float):
 
 
 def test_no_parts():
-    """S-8: of none there is nothing to be said."""
+    """S-8: parts with an empty first axis do not change the cause."""
     dump = dumped("lse-in-base-2")
     none = {f"partial_{name}": dump.arrays[name][None][:0] for name in ("out", "lse")}
     assert explain(changed(dump, **none)).best[0].hypothesis.name == "lse-in-base-2"
@@ -354,7 +354,7 @@ def test_caches_that_cannot_be(arrays, message: str):
 
 
 def test_problems_that_cannot_be():
-    """Sizes from a stranger are bounded before anything is allocated."""
+    """Untrusted sizes are checked before memory is allocated."""
     dump = dumped()
     for fields, message in (
         ({"block_size": LARGEST_BLOCK}, "block_size"),
@@ -376,8 +376,8 @@ def test_problems_that_cannot_be():
     assert not explain(replace(dump, problem=wide, arrays=few)).is_broken
 
 
-def test_shares_of_tokens_make_one_answer():
-    """S-5: many tokens are answered on every core, bit for bit as on one."""
+def test_shares_of_tokens_make_one_output():
+    """S-5: many tokens are computed on all cores, with the same bits as on one core."""
     step = Step.of(dumped(of=case((*ROWS, Row(80, 80)))))
     exact, _ = both_answers(step.problem, step.batch, step.after)
     alone = RIGHT.attend(step.problem, step.batch, step.after)
@@ -386,7 +386,7 @@ def test_shares_of_tokens_make_one_answer():
 
 
 def test_json_holds_no_odd_numbers():
-    """What is no number is none in JSON either."""
+    """NaN and infinities are null in JSON."""
     found = explain(dumped("empty-rows-divide-zero-by-zero", of=case(padded_tokens=2)))
     document = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert document["broken"]

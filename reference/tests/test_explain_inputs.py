@@ -1,4 +1,4 @@
-"""What a step's inputs say: those that are parts of larger tensors, and those that were written."""
+"""Reports about a step's inputs: inputs that are parts of larger tensors, and written inputs."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_wrong_layers_are_named(name: str, dtype: str):
     assert [fit.hypothesis.name for fit in found.best] == [name]
 
 
-def test_an_answer_that_is_no_number():
+def test_an_output_that_is_nan():
     """S-9: it is found although no number of it can be compared."""
     dump = layered()
     for name in ANSWER:
@@ -90,7 +90,7 @@ def test_an_answer_that_is_no_number():
 
 
 def test_parts_of_a_layer():
-    """What is missing is said; how the work was done may be left out."""
+    """Missing arrays are reported; the fields about the kind of computation are optional."""
     dump = layered("weights-are-split-in-halves")
     found = explain(without(dump, "absorbed_rows", "workspace"))
     assert found.best[0].hypothesis.name == "weights-are-split-in-halves"

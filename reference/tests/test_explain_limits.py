@@ -1,4 +1,4 @@
-"""A limit on what an explanation computes: small dumps cannot ask for all memory, or for days."""
+"""Limits of the work of an explanation: a small dump cannot use all memory or run for days."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_more_pairs_than_there_is_time_for(tmp_path: Path, capsys, monkeypatch, 
 
 
 def test_a_dump_without_lengths_has_no_limit(tmp_path: Path):
-    """S-1: it says too little to compute an answer."""
+    """S-1: it has too little data to compute an output."""
     path = tmp_path / "step.safetensors"
     save_dump(dumped(without=("seq_lens",)), path)
     assert main([str(path)]) in {0, 1}

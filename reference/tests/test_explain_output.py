@@ -35,7 +35,7 @@ def wrong(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_terminal_is_told(wrong: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_terminal_gets_text(wrong: Path, capsys: pytest.CaptureFixture[str]):
     """The verdict, the rule's text, the cause with its report, and where."""
     assert main([str(wrong)]) == 1
     said = capsys.readouterr().out
@@ -64,7 +64,7 @@ def test_an_origin_does_not_reach_the_terminal_raw(
     assert capsys.readouterr().out.startswith(r"x\x1b[8m\nok    all rules hold: ")
 
 
-def test_machines_are_told(wrong: Path, capsys: pytest.CaptureFixture[str]):
+def test_json_of_an_explanation(wrong: Path, capsys: pytest.CaptureFixture[str]):
     """JSON, and nothing else."""
     assert main([str(wrong), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
@@ -108,7 +108,7 @@ def test_a_browser_opens_the_page(wrong: Path, tmp_path: Path):
 
 
 def test_a_page_is_safe():
-    """What a stranger wrote into a dump is text on the page, and no script."""
+    """Untrusted text of a dump is text on the page, not a script."""
     found = explain(replace(dumped(), origin="</script><script>alert(1)</script>"))
     page = render(found, maps_of(found.found))
     assert "</script><script>alert" not in page
@@ -118,7 +118,7 @@ def test_a_page_is_safe():
 def test_a_picture_needs_matplotlib(
     wrong: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """It is drawn, or the error says what to install."""
+    """The picture is drawn, or the error names the package to install."""
     picture = tmp_path / "x.png"
     status = main([str(wrong), "--png", str(picture)])
     if status == 2:
@@ -142,7 +142,7 @@ def test_maps_show_where():
     assert maps.mask_row == 0
 
 
-def test_a_step_of_unknown_trees_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_step_of_unknown_trees_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """S-14: without its mask a step of draft trees is not checked, and not drawn."""
     trees = case((Row(37, 5), Row(70, 3)), mask=Mask.TREE)
     save_dump(dumped(of=trees, without=("mask",)), tmp_path / "x.safetensors")
@@ -153,7 +153,7 @@ def test_a_step_of_unknown_trees_is_told(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_trace_adds_up():
-    """S-7, S-8: weights sum to 1, and parts join to the answer."""
+    """S-7, S-8: weights sum to 1, and parts merge to the output."""
     dump = dumped(of=case(query_scale=300.0))  # an ulp of the lse is 6e-5
     for splits in (1, 3):
         trace = trace_of(dump, 4, 2, splits=splits)
@@ -164,8 +164,8 @@ def test_a_trace_adds_up():
         assert trace.actual_lse == pytest.approx(trace.lse, abs=1e-5)
 
 
-def test_a_trace_shows_the_key_that_is_no_number():
-    """S-9: what spoils an answer is what a trace is asked for."""
+def test_a_trace_shows_the_key_that_is_nan():
+    """S-9: a trace shows the key that makes an output NaN."""
     dump = dumped()
     cache, block = dump.arrays["cache_after"], dump.arrays["block_table"][3, 1]
     cache[dump.arrays["block_ids"] == block, 2, 0] = np.nan
@@ -187,8 +187,8 @@ def test_a_trace_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
-def test_machines_are_told_a_trace(odd: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """S-6: an answer that is no number is none in JSON either."""
+def test_json_of_a_trace(odd: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """S-6: NaN and infinities of an output are null in JSON."""
     dump = dumped()
     dump.arrays["out"][4, 1, 0], dump.arrays["lse"][4, 1] = odd, odd
     save_dump(dump, tmp_path / "x.safetensors")
@@ -213,7 +213,7 @@ def test_machines_are_told_a_trace(odd: float, tmp_path: Path, capsys: pytest.Ca
 def test_options_without_effect_are_refused(
     arguments: tuple[str, ...], needs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """S-20: nothing that was asked for is left out in silence."""
+    """S-20: an option is never ignored without an error."""
     path = tmp_path / "x.safetensors"
     save_dump(dumped(), path)
     assert main([str(path), *arguments]) == 2

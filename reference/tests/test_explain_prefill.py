@@ -62,8 +62,8 @@ def quantized(name: str = "", scale: float | None = None, rope: Rope | None = No
 KEPT = ("cu_seqlens_q", "seq_lens", "q_nope", "q_pe")
 
 
-def test_keys_that_are_no_numbers():
-    """S-9: a prefill over NaN answers NaN, and other rows are held."""
+def test_keys_that_are_nan():
+    """S-9: a prefill over NaN returns NaN, and other rows are still checked."""
     dump = prefilled()
     dump.arrays["prefill_v"][2, 0, 3] = np.nan  # of row 0, which has queries 0 to 4
     dump.arrays["prefill_out"][:5, 0, 3] = np.nan
@@ -103,7 +103,7 @@ def test_wrong_prefills_are_named(name: str, rule: str, *, causal: bool):
 
 
 def test_parts_of_a_prefill():
-    """What is missing is said; an answer without its lse is checked all the same."""
+    """Missing arrays are reported; an output without its lse is still checked."""
     dump = prefilled("prefill-lse-is-in-base-2")
     some = {name: x for name, x in dump.arrays.items() if name != "prefill_lse"}
     found = explain(Dump(problem=dump.problem, arrays=some))

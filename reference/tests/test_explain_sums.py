@@ -1,4 +1,4 @@
-"""Splits without keys, sums of 16 bits and padded heads: each is told from what is like it."""
+"""Splits without keys, 16-bit sums and padded heads are distinguished from similar errors."""
 
 from __future__ import annotations
 

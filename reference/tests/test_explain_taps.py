@@ -1,4 +1,4 @@
-"""What a kernel went through, beside the rules: where a part, a key or a score differs."""
+"""Intermediate values of a kernel, compared with the rules: parts, keys and scores that differ."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tapped(dump: Dump, spans: tuple[tuple[int, int], ...] = SPANS, lacking: int 
 
 
 def test_a_right_kernel_differs_by_rounding(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """S-5, S-7, S-8: every number beside the other, in the kernel's own parts."""
+    """S-5, S-7, S-8: the values of kernel and rules are compared in the kernel's own parts."""
     dump = dumped()
     save_dump(dump, tmp_path / "dump")
     save_taps(tapped(dump), tmp_path / "taps")
@@ -74,7 +74,7 @@ def test_a_key_that_the_kernel_did_not_see_comes_first(
 
 @pytest.mark.parametrize("spans", [((0, 63),), ((0, 63), (0, 129)), ()])
 def test_parts_that_are_not_all_keys(spans: tuple[tuple[int, int], ...]):
-    """S-8: the right answer is of all keys, whichever parts a kernel has."""
+    """S-8: the correct output is over all keys, for any parts of the kernel."""
     dump = dumped()
     whole, found = trace_of(dump, TOKEN, HEAD), compare_taps(dump, tapped(dump, spans))
     assert (found.lse.right, found.trace.out) == (whole.lse, whole.out)

@@ -19,7 +19,7 @@ ROPE = Rope(RopePairing.NEOX)
 
 
 def step_bytes(oracle: Oracle, case: Case) -> bytes:
-    """Return everything a step gives: its plan, what it writes and what it answers."""
+    """Return the bytes of a step's results: its plan, its writes and its outputs."""
     [step] = build_steps(case, DIMS, "float32")
     batch, before = materialize(step)
     plan = oracle.metadata(step.problem, batch)
@@ -35,7 +35,7 @@ def decode(keys: int, **others: object) -> Case:
 
 
 def rows(*rows: Row, **others: object) -> Case:
-    """Return a step of rows, one head unless it says otherwise."""
+    """Return a step of rows, with one head by default."""
     case = Case(group="decode", name="size", why="", rules=(), rows=rows, num_heads=1)
     return replace(case, **others)
 

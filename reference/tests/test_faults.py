@@ -20,7 +20,7 @@ KERNEL = of_kind(Kind.KERNEL)
 
 
 @pytest.mark.parametrize("fault", CATALOGUE.values(), ids=CATALOGUE)
-def test_a_fault_says_what_it_is(fault):
+def test_a_fault_has_a_description(fault):
     """Rules exist, reports have a form, and there is a sentence."""
     assert fault.rules
     assert set(fault.rules) <= set(RULES)
@@ -43,7 +43,7 @@ def assert_same(mine: list[bytes], theirs: list[bytes]):
 
 
 def test_an_engine_fault_ends_with_its_context():
-    """S-13: nothing stays spoilt, not even after an exception."""
+    """S-13: the engine is correct again afterwards, even after an exception."""
     one, other = (1, 2, 3, 4), (1, 2, 3, 5)
     with pytest.raises(TypeError), CATALOGUE["hash-ignores-the-last-token"].change():
         assert_same(block_keys(one, 4), block_keys(other, 4))
@@ -71,7 +71,7 @@ def test_one_catalogue_has_every_kind():
 
 
 def test_names_are_unique():
-    """A name stands for one fault."""
+    """Every fault has a distinct name."""
     module = type(re)("twice")
     module.first = kernel_fault(FaultClass.LSE, "S-7")(lambda oracle: oracle)
     module.second = module.first
@@ -94,12 +94,12 @@ def test_a_citation_leads_somewhere(citation, leads_to):
 
 @pytest.mark.parametrize("citation", ["vllm", "vllm#", "vllm#0", "vllm#12a", "nobody#1", "vllm@"])
 def test_no_citation_is_made_up(citation):
-    """The project is known, and what it is asked for has a form."""
+    """The project is known, and the citation has a legal form."""
     with pytest.raises(ValueError, match="no citation of a known project"):
         link(citation)
 
 
 def test_repositories_have_an_owner():
-    """A short name stands for one repository."""
+    """Every short name belongs to one repository."""
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", name) for name in PROJECTS.values())
     assert len(set(PROJECTS.values())) == len(PROJECTS)

@@ -160,7 +160,7 @@ class TestGroups:
         return write_slots(image_of("fp8_block_group"), np.array([4]), *self.SMALL)
 
     def test_the_first_token_of_a_group(self):
-        """S-11: nothing that lay there counts."""
+        """S-11: earlier contents of the group are ignored."""
         image = self.start()
         assert self.scale(image, 4) == 1.0
         assert codes_at(image, 4) == [0x7E, 0x5E, 0, 0, 0xD6, 0x38]
@@ -203,7 +203,7 @@ class TestGroups:
         assert forth.blocks.tobytes() == back.blocks.tobytes()
         assert codes_at(forth, 4)[0] == even(F32(448) / F32(3))
 
-    def test_drafts_written_again_keep_what_lies_before_them(self):
+    def test_drafts_written_again_keep_the_tokens_before_them(self):
         """S-11: a group's scale never shrinks while a token of it is kept."""
         image = write_slots(self.start(), np.array([5]), *self.LARGE)
         again = write_slots(image, np.array([5]), *self.SMALL)
@@ -213,7 +213,7 @@ class TestGroups:
 
     @pytest.mark.parametrize("old", [np.nan, np.inf, 0.0, -1.0])
     def test_a_scale_that_is_none_keeps_nothing(self, old):
-        """S-9: slots below that nobody wrote."""
+        """S-9: the slots below were never written."""
         image = self.start()
         image.layout.scales(image.blocks)[0, 2] = old
         after = write_slots(image, np.array([5]), *self.LARGE)
@@ -285,7 +285,7 @@ def test_sizes_that_scales_do_not_divide(argument, changes):
 @pytest.mark.parametrize("cache_format", FP8)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_a_step_of_the_backend(cache_format, dtype):
-    """S-5, S-10, S-11: its answer is near that of a plain cache."""
+    """S-5, S-10, S-11: its output is near the output of a plain cache."""
     answers = []
     for stored in (cache_format, {"bfloat16": "bf16", "float16": "fp16"}.get(dtype, "fp32")):
         dims = replace(DIMS, kv_lora_rank=16, qk_rope_head_dim=8)

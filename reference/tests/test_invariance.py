@@ -1,4 +1,4 @@
-"""A token's answer depends on its request alone (S-19), and nothing else is semantics (S-20)."""
+"""The output of a token depends only on its request (S-19) and not on the schedule (S-20)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _same(left, right):
 @SETTINGS
 @given(placement=st.integers(1, 10**6), block_size=st.integers(1, 7))
 def test_blocks_may_be_anywhere_and_of_any_size(placement, block_size):
-    """S-19: relabelling blocks or changing the block size changes no answer."""
+    """S-19: other block ids or another block size change no output."""
     requests, contexts = [request(11, 1), request(6, 2)], [7, 0]
     moved = _answer(requests, contexts, placement=placement, block_size=block_size)
     _same(moved, _answer(requests, contexts))
@@ -39,7 +39,7 @@ def test_blocks_may_be_anywhere_and_of_any_size(placement, block_size):
 @SETTINGS
 @given(order=st.permutations(range(4)))
 def test_order_of_requests(order):
-    """S-19: permuting the rows of a step permutes its answers."""
+    """S-19: permuting the rows of a step permutes its outputs."""
     requests, contexts = [request(3 + i, i) for i in range(4)], [2, 3, 0, 5]
     stretches = [_answer([requests[i]], [contexts[i]]) for i in order]
     together = _answer([requests[i] for i in order], [contexts[i] for i in order])
@@ -94,7 +94,7 @@ def test_a_chain_is_a_causal_row():
 
 
 def test_two_rows_may_read_one_prefix():
-    """S-13, S-19: rows that share physical blocks answer as rows that do not."""
+    """S-13, S-19: rows that share physical blocks have the same outputs as rows that do not."""
     prefix = request(8, 7)
     left = prefix.followed_by(request(2, 8))
     right = prefix.followed_by(request(3, 9))

@@ -25,7 +25,7 @@ def explained(*dumps: Dump) -> JointExplanation:
     return explain_jointly([explain(dump) for dump in dumps])
 
 
-def test_another_dump_tells_apart_what_one_does_not():
+def test_another_dump_separates_hypotheses():
     """S-4: on blocks of one key, a last block that is skipped is a newest key that is missing."""
     first, second = dumped(NAME, of=ALIKE), dumped(NAME, of=APART)
     alone = [fit.hypothesis.name for fit in explain(first).best if fit.hypothesis.known]
@@ -49,14 +49,14 @@ def test_a_step_that_went_well_rules_out():
 
 
 def test_a_step_of_which_nothing_is_known_rules_nothing_out():
-    """S-10: without its table nobody knows where a right step should have written."""
+    """S-10: without a block table, the correct slots of a step are unknown."""
     name = "slots-are-one-late"
     found = explained(dumped(name), dumped(without=("block_table", "slots")))
     assert name in [fit.hypothesis.name for fit in found.best]
 
 
 def test_nothing_explains_two_bugs():
-    """Each dump has its own cause, and that is said."""
+    """Each dump has another cause, and the report states that."""
     found = explained(dumped("lse-in-base-2"), dumped("causal-mask-is-top-left"))
     assert not found.best
     assert found.cause.startswith("Nothing known fits all 2 dumps.")

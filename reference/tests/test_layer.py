@@ -1,4 +1,4 @@
-"""A layer's step has one answer, and masks that cut the keys of its own tokens leave one form."""
+"""The output of a layer's step, in both forms; tree masks and non-causal masks allow one form."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sees(mask, row):
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_absorbed_rows_see_what_the_mask_lets_them(mask):
-    """S-21, S-14: the answer, and the one it is judged by, are the plain loops' over latents."""
+    """S-21, S-14: the output and the expected output are those of plain loops over latents."""
     problem, batch, image, requests = of_mask(mask)
     weights = UpProjection.of_kv_b_proj(batch.kv_b_proj, DIMS)
     answer = layer(problem, batch, image)
@@ -91,7 +91,7 @@ def test_absorbed_rows_see_what_the_mask_lets_them(mask):
 @pytest.mark.parametrize("mask", [mask for mask in MASKS if mask is not Mask.CAUSAL])
 @pytest.mark.parametrize("rows", [0, 1, 2])
 def test_rows_of_other_masks_are_all_absorbed(mask, rows):
-    """S-21: materialized rows are causal, so that another mask would have the answer of none."""
+    """S-21: materialized rows are causal, so their output under another mask would be wrong."""
     problem, batch, _, _ = of_mask(mask)
     validate_layer(problem, batch)
     with pytest.raises(InvalidArgument) as raised:

@@ -42,14 +42,14 @@ def test_more_queries_than_keys_see_all_of_them():
     assert _rows(visibility(made.problem, short)[0]) == ["1"] * 3
 
 
-def test_tree_sees_the_context_and_what_its_line_says():
+def test_tree_sees_the_context_and_the_nodes_of_its_line():
     """S-4: context columns are open, draft columns follow the mask; siblings are blind."""
     made = scene([request(5, 1)], [2], mask=Mask.TREE, tree=FORK.ravel())
     assert _rows(visibility(made.problem, made.batch)[0]) == ["11100", "11110", "11101"]
 
 
 def test_a_padded_row_sees_nothing():
-    """S-2, S-4: a row of length 0 has no key, whatever the mask."""
+    """S-2, S-4: a row of length 0 has no key, with any mask."""
     made = scene([request(3, 1)], [0], mask=Mask.TREE, tree=FORK.ravel())
     padded = replace(made.batch, seq_lens=np.zeros(1, np.int32))
     assert visibility(made.problem, padded)[0].shape == (3, 0)
@@ -113,7 +113,7 @@ def test_full_spelling_has_no_bytes_for_padded_rows():
     spelling=st.sampled_from(MaskSpelling),
     seed=st.integers(0, 99),
 )
-def test_every_spelling_says_the_same(sizes, spelling, seed):
+def test_every_spelling_encodes_the_same_mask(sizes, spelling, seed):
     """S-14: decoding a spelling returns the matrices it was made from."""
     rng = np.random.default_rng(seed)
     trees = [np.tril(rng.random((q, q)) < 0.5) | np.eye(q, dtype=bool) for q, _ in sizes]

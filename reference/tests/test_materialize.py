@@ -34,7 +34,7 @@ def test_blocks_of_named_slots_are_live():
     assert live_blocks(replace(step, batch=batch)).tolist() == [0, 2, 4]
 
 
-def test_contexts_lie_at_their_slots():
+def test_contexts_are_stored_at_their_slots():
     """S-1: token 3 of row 0 in its first block, 4 and 5 not written yet."""
     step = _step()
     _, image = materialize(step)
@@ -55,7 +55,7 @@ def test_everything_else_is_poison():
 
 
 def test_poison_alternates_in_every_block():
-    """S-9: the parity of a slot, not that of its block, says what lies in it."""
+    """S-9: the parity of a slot, not of its block, determines its poison."""
     step = _step(rows=(Row(4, 4),) * 8)
     _, image = materialize(step)
     assert set(image.block_ids % 2) == {0, 1}
@@ -74,7 +74,7 @@ def test_only_live_blocks_are_stored():
 
 
 def test_dead_blocks_alternate_nan_and_huge():
-    """S-9: a block nobody owns repeats one NaN element and one huge element."""
+    """S-9: a block that no row uses repeats one NaN element and one huge element."""
     step = _step()
     _, image = materialize(step)
     dead = next(b for b in range(step.problem.num_blocks) if b not in image.block_ids)

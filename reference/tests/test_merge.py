@@ -1,4 +1,4 @@
-"""Joining answers over disjoint keys."""
+"""Merging partial results over disjoint keys."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_shifted_scores(huge):
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e38])
 def test_an_empty_partial_weighs_nothing(garbage):
-    """S-8: whatever the out of an empty partial holds, the other is returned as it is."""
+    """S-8: for any out of an empty partial result, the other one is returned unchanged."""
     assert _merged((garbage, -math.inf), (3.0, 1.0)) == (3.0, 1.0)
     assert _merged((3.0, 1.0), (garbage, -math.inf)) == (3.0, 1.0)
 

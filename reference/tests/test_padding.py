@@ -33,7 +33,7 @@ def _step(spelling=None):
 @pytest.mark.parametrize("padded_query_len", [0, 1])
 @pytest.mark.parametrize("spelling", [None, *MaskSpelling])
 def test_real_tokens_keep_their_bits(spelling, padded_query_len):
-    """S-6, S-17: padding to 5 rows and 12 tokens changes no real answer; padding is (0, -inf)."""
+    """S-6, S-17: padding to 5 rows and 12 tokens changes no real output; padding is (0, -inf)."""
     made = _step(spelling)
     padded = pad_batch(made.problem, made.batch, 5, 12, padded_query_len)
     validate_batch(made.problem, padded)

@@ -51,7 +51,7 @@ def test_only_blocks_of_tokens_are_used():
 
 
 def test_context_lengths():
-    """S-2: seq_len - query_len; 0 for a padded row whatever queries it carries."""
+    """S-2: seq_len - query_len; 0 for a padded row with any number of queries."""
     made = scene([request(5, 1), request(3, 2), request(7, 3)], [4, 0, 7])
     assert context_lens(made.batch).tolist() == [4, 0, 7]
     padded = replace(made.batch, seq_lens=np.array([5, 0, 7], np.int32))
@@ -103,7 +103,7 @@ def test_tree_positions_follow_depth_and_slots_the_index():
 
 
 def test_explicit_slots_do_not_change_metadata():
-    """S-3: metadata is what lengths and tables say, whatever slots the engine names."""
+    """S-3: metadata depends only on lengths and tables, for any explicit slots."""
     made = scene([request(6, 1)], [4])
     named = replace(made.batch, slot_mapping=np.array([0, 1]))
     derived = metadata(made.problem, made.batch)

@@ -38,7 +38,7 @@ def test_local_lengths_by_hand():
 
 @settings(derandomize=True, deadline=None, max_examples=80)
 @given(group=GROUPS, seq_len=st.integers(0, 60))
-def test_formulas_count_what_owners_say(group, seq_len):
+def test_formulas_count_the_positions_of_owners(group, seq_len):
     """S-18: local lengths and positions follow from the owner of every position."""
     owners = group.owner(np.arange(seq_len))
     for rank in range(group.world):
@@ -65,7 +65,7 @@ def test_ranks_merge_to_the_whole(group, context, seed):
 
 @pytest.mark.parametrize("mask", [Mask.CAUSAL, Mask.NON_CAUSAL])
 def test_a_rank_without_keys(mask):
-    """S-6, S-18: 2 tokens over 4 ranks: the last two answer (0, -inf)."""
+    """S-6, S-18: 2 tokens over 4 ranks: the last two return (0, -inf)."""
     made = scene([request(2, 1)], [1], mask=mask)
     for rank in (2, 3):
         answer = attend_rank(made.problem, made.batch, made.image, ContextParallel(4), rank)
@@ -82,7 +82,7 @@ def test_a_rank_does_not_rotate():
 
 
 def test_the_largest_group():
-    """S-18: 1024 ranks are allowed; what is not, ``test_simulator_engine.py`` asks."""
+    """S-18: 1024 ranks are legal; ``test_simulator_engine.py`` tests illegal groups."""
     assert ContextParallel(1024).local_len(1025, 0) == 2
 
 

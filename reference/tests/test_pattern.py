@@ -1,4 +1,4 @@
-"""A message that names what wrong answers have in common finds the bug."""
+"""Messages that name the common properties of wrong outputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Choice = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], NDA
     ids=["last-rows", "one-row", "first-rows", "late-queries", "one-query", "long", "decode"],
 )
 def test_a_pattern_is_named(choose: Choice, said: str):
-    """What separates wrong tokens from right ones is said in words."""
+    """The message names the property that separates wrong tokens from correct ones."""
     batch = step()
     row, index, keys = facts(batch)
     wrong = np.zeros((batch.num_tokens, HEADS), bool)
@@ -91,4 +91,4 @@ def test_padding_is_called_padding():
     batch = step()
     wrong = np.zeros(batch.num_tokens, bool)
     wrong[-1] = True
-    assert "padded tokens alone" in describe(wrong, batch)
+    assert "only padded tokens" in describe(wrong, batch)

@@ -142,7 +142,7 @@ def test_weights_are_rounded_to_the_dtype():
 
 
 def test_through_the_backend():
-    """S-21: a runner answers in the problem's dtype, without a cache."""
+    """S-21: a runner returns outputs in the problem's dtype, without a cache."""
     dims = replace(DIMS, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=32)
     batch = rows((5, 2), (1, 1))
     shapes = {"q_nope": (5, H, 16), "q_pe": (5, H, 8), "k_nope": (8, H, 16), "k_pe": (8, 8)}
@@ -162,8 +162,8 @@ def test_through_the_backend():
         ({"k_nope": np.zeros((9, H, N), np.float32)}, "k_pe: got shape"),
         ({"k_pe": np.zeros((8, H, P), np.float32)}, "k_pe: got shape"),
         ({"v": np.zeros((8, H, N), np.float32)}, "v: got shape"),
-        ({"q_nope": np.float32(1)}, "q_nope: got no axis"),
-        ({"k_nope": np.float32(1)}, "k_nope: got no axis"),
+        ({"q_nope": np.float32(1)}, "q_nope: got an array without axes"),
+        ({"k_nope": np.float32(1)}, "k_nope: got an array without axes"),
         ({"cu_seqlens_q": np.zeros(0, np.int32)}, "cu_seqlens_q: got no entry"),
         ({"cu_seqlens_q": np.array(0, np.int32)}, r"cu_seqlens_q: got shape \(\)"),
         ({"cu_seqlens_q": np.array([0, 2, 3], np.int64)}, "cu_seqlens_q: got dtype int64"),

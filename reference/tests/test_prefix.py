@@ -104,7 +104,7 @@ def test_prompts_of_hardly_any_token(tokens):
 
 
 def test_placeholders_count():
-    """S-13: ids below 0, which stand for images, are tokens like others."""
+    """S-13: ids below 0, which represent images, are ordinary tokens."""
     keys = {block_key(ROOT_KEY, [token]) for token in (-2, -1, 0, 1)}
     assert len(keys) == 4
 
@@ -132,13 +132,13 @@ def test_a_collision_is_no_hit(monkeypatch):
     """S-13: one key for two contents is an error, wherever the key comes from."""
     index = _filled(TOKENS[:4])
     monkeypatch.setattr(BlockContent, "key", block_keys(TOKENS, 4)[0])
-    with pytest.raises(RuntimeError, match="block 10: one key for two contents"):
+    with pytest.raises(RuntimeError, match="block 10 has another content with the same key"):
         index.lookup([1, 2, 3, 4, 5])
 
 
 @settings(derandomize=True, deadline=None, max_examples=15)
 @given(shared=st.integers(1, 12), own=st.integers(1, 6))
-def test_hit_and_miss_give_the_same_answer(shared, own):
+def test_hit_and_miss_give_the_same_output(shared, own):
     """S-13: a prompt computed whole, and on top of another request's blocks."""
     prefix, tail = request(shared, 1), request(own, 2)
     other = scene([prefix.followed_by(request(3, 3))], [0], placement=4)

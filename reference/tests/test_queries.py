@@ -52,8 +52,8 @@ def test_a_given_scale_divides_all_and_is_handed_back():
 
 
 @pytest.mark.parametrize(("scale", "zero"), [(None, SMALLEST_SCALE), (2.0, F32(2.0))])
-def test_what_is_no_number_is_none(scale, zero):
-    """S-11: infinities and NaN of both signs are 0x7f, and have no say in a scale."""
+def test_infinities_and_nan_become_nan(scale, zero):
+    """S-11: infinities and NaN of both signs become 0x7f and are ignored in scales."""
     odd = [np.inf, -np.inf, np.nan, 448.0, -np.nan, 0.0]
     codes, scales = quantize_queries(*asked(odd, [0.0] * 6), scale)
     right = quantize(np.array([448.0, 0.0], F32), scales[0, 0]).tolist()
@@ -87,7 +87,7 @@ def test_a_scale_that_divides_nothing_is_refused(scale):
         ReferenceRunner(problem).quantize_queries(batch, scale)
 
 
-def test_the_backend_answers_for_every_token():
+def test_the_backend_quantizes_every_token():
     """S-11: [T, H, R + P] and [T, H]."""
     problem, batch = asked([1] * 6, [2] * 6)
     codes, scales = ReferenceRunner(problem).quantize_queries(batch, None)

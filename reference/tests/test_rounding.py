@@ -42,7 +42,7 @@ def test_nearest_even(dtype, x):
 
 
 def test_bfloat16_is_not_rounded_twice():
-    """S-5: 1 + 2^-8 + 2^-40 lies above the tie that a detour by float32 would see."""
+    """S-5: 1 + 2^-8 + 2^-40 is above the tie that rounding through float32 would see."""
     assert float(round_to(np.array([1 + 2**-8 + 2**-40]), "bfloat16")[0]) == 1 + 2**-7
 
 
@@ -50,7 +50,7 @@ def test_bfloat16_is_not_rounded_twice():
 @pytest.mark.parametrize("off", [0, 0.25, 0.75, 1.25, -0.25, -0.75, -1.25], ids=str)
 @pytest.mark.parametrize("tie", [1 + 2**-8, 1 + 3 * 2**-8, 1 + 5 * 2**-8], ids=str)
 def test_bfloat16_around_ties(tie, off, sign):
-    """S-5: ties go to even; a quarter of a float32 step beside one there is no tie."""
+    """S-5: ties go to even; a quarter of a float32 step away there is no tie."""
     x = sign * (tie + off * 2**-23)
     assert float(round_to(np.array([x]), "bfloat16")[0]) == _nearest(x, "bfloat16")
 

@@ -1,4 +1,4 @@
-"""Where an answer is rounded, and where it is not: each point by hand, through the backend."""
+"""The rounding points of an output: each one is computed by hand and run through the backend."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from paged_mla_shared.formats import FORMATS
 
 
 def _cited():
-    """Return the rule ids in the docstrings of all tests beside this file but its own."""
+    """Return the rule ids in the docstrings of all other test files in this folder."""
     cited = set()
     for path in Path(__file__).parent.glob("test_*.py"):
         if path.name == Path(__file__).name:

@@ -39,7 +39,7 @@ def step_of(keys: int, dtype: str, **more: object) -> tuple[Problem, Batch, Cach
 
 
 def answered(keys: int, dtype: str, weighing: Weighing) -> tuple[Problem, Batch, Output, Answer]:
-    """Return what an algorithm answers that weighs scores [H, K] in its own way."""
+    """Return the output of an algorithm with its own weights of scores [H, K]."""
     problem, batch, image = step_of(keys, dtype)
 
     def attend_query(problem, query, own, _rounding):
@@ -174,7 +174,7 @@ def test_lengths(keys):
 
 
 def test_few_queries():
-    """S-22: too few queries have no fault that says something."""
+    """S-22: too few queries give no useful average."""
     problem, seen, own, exact, spec = _right_answer(*step_of(4, "float16"))
     for answer in (exact, spec):
         answer.out[FEWEST_QUERIES // 8 - 1 :] = np.nan

@@ -19,7 +19,7 @@ TREES = Drafts(kind=DraftKind.TREE, depth=3, branches=3, acceptance=0.7)
 
 
 def test_a_tree_by_hand():
-    """S-14: equal beginnings are one path, nodes stand level by level."""
+    """S-14: equal beginnings share a path, and nodes are ordered by level."""
     tokens, parents = tree_of(9, [(1, 2, 3), (1, 4, 5), (6, 7, 8)])
     assert tokens == (9, 1, 6, 2, 4, 7, 3, 5, 8)
     assert parents == (-1, 0, 0, 1, 1, 2, 3, 4, 5)
@@ -31,7 +31,7 @@ def test_a_tree_by_hand():
     ids=["all", "truth-ends", "some", "none", "nothing-left"],
 )
 def test_what_is_accepted_is_the_true_path(truth: tuple[int, ...], path: list[int]):
-    """S-14: acceptance walks down from the root while the model says the same."""
+    """S-14: acceptance follows the tree from the root while the model generates the same tokens."""
     tokens, parents = tree_of(9, [(1, 2, 3), (1, 4, 5), (6, 7, 8)])
     assert accepted_path(tokens, parents, truth) == path
 
@@ -108,7 +108,7 @@ def test_windows_are_those_of_the_rules():
 
 
 def test_a_verified_tree_computes_its_root_only():
-    """S-16: what follows a tree begins right after its root, whatever was accepted."""
+    """S-16: the next row starts right after the root, for any accepted tokens."""
     config = EngineConfig(block_size=4, num_blocks=40, drafts=TREES)
     _, steps = run(config, [ask("a", 5, 30)])
     pairs = [(s.rows[0], t.rows[0]) for s, t in pairwise(steps)]

@@ -85,7 +85,7 @@ def test_a_hit_starts_behind_shared_blocks():
 
 
 def test_preemption_computes_again():
-    """S-19: the last admitted request gives way, and resumes with all it had said."""
+    """S-19: the last admitted request is preempted and resumed with all its sampled tokens."""
     config = EngineConfig(block_size=2, num_blocks=8, token_budget=16)
     engine, steps = run(config, [ask("a", 6, 8), ask("b", 6, 4)])
     assert engine.coverage[Situation.PREEMPTED] == 1
@@ -124,7 +124,7 @@ def test_idle_steps_have_padded_rows_only():
     ("request_", "match"),
     [
         (ask("a", 4, 1), "distinct ids"),
-        (ask("b", 200, 1), "what fits"),
+        (ask("b", 200, 1), "at most"),
     ],
     ids=["same-id", "too-long"],
 )
@@ -153,7 +153,7 @@ def test_requests_that_cannot_run(request_, match: str):
     ],
 )
 def test_requests_that_cannot_be(changes, argument: str):
-    """S-2: a request nobody can make is refused before an engine sees it."""
+    """S-2: an illegal request raises an error before an engine gets it."""
     with pytest.raises(InvalidArgument, match=argument):
         replace(ask("a", 4, 1), **changes)
 
@@ -185,14 +185,14 @@ def test_engines_that_cannot_run(changes):
 
 @pytest.mark.parametrize("world", [0, 1025])
 def test_groups_that_cannot_be(world):
-    """S-18: somebody has every token, and nobody waits for a thousand ranks."""
+    """S-18: a group has 1 to 1024 ranks."""
     with pytest.raises(InvalidArgument, match="world"):
         ContextParallel(world)
 
 
 @pytest.mark.parametrize("scenario", CORE, ids=lambda scenario: scenario.name)
 def test_core_scenarios(scenario):
-    """S-19: paged attention over the schedule gives the dense answers."""
+    """S-19: paged attention over the schedule gives the dense outputs."""
     run(scenario.config, scenario.requests)
     assert check_answers(replace(scenario, rope=None)) > 8
 
@@ -226,7 +226,7 @@ def test_capacities_hold():
 
 
 def test_a_scenario_survives_its_file(tmp_path):
-    """S-19: a schedule is reproduced from its file, whatever made it."""
+    """S-19: a schedule of any source is reproduced from its file."""
     for scenario in (*CORE, *map(generated, range(20))):
         save_scenario(scenario, tmp_path / "scenario.json")
         assert load_scenario(tmp_path / "scenario.json") == scenario
@@ -242,7 +242,7 @@ def test_an_unknown_version_is_refused(tmp_path):
 
 
 def test_ranks_make_the_whole():
-    """S-8, S-18: exact partial answers of all ranks merge to the undivided dense answer."""
+    """S-8, S-18: exact partial results of all ranks merge to the undivided dense output."""
     divided = next(scenario for scenario in CORE if scenario.config.group.world > 1)
     steps = list(record(divided, TINY, "float32"))
     for left, right in zip(steps[::2], steps[1::2], strict=True):
@@ -255,7 +255,7 @@ def test_ranks_make_the_whole():
 
 
 def _undivided(scenario, number: int):
-    """Return the dense answers of one step, from all keys."""
+    """Return the dense outputs of one step over all keys."""
     steps = list(drive(Engine(scenario.config), scenario.requests))
     problem = scenario.problem(TINY, "float32", Mask.CAUSAL)
     dense = Dense(problem, ModelStandIn(TINY, "float32"), Histories())

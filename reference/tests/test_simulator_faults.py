@@ -17,7 +17,7 @@ from paged_mla_reference.simulator.scenario import Scenario
 SYSTEM, MIDDLE = words("system", 4), words("middle", 4)
 SCENARIO = Scenario(
     name="faults",
-    why="equal blocks behind different ones, blocks shared and evicted, chunks beside decode",
+    why="equal blocks behind different ones, blocks shared and evicted, chunks with decode",
     config=EngineConfig(
         block_size=4,
         num_blocks=12,
@@ -64,8 +64,8 @@ def test_the_audit_catches(name: str):
 
 
 @pytest.mark.parametrize("name", WRONG_ANSWERS)
-def test_answers_catch(name: str):
-    """S-19: a fault that changes what is read changes an answer."""
+def test_outputs_show(name: str):
+    """S-19: a fault that changes the read tokens changes an output."""
     with CATALOGUE[name].change(), pytest.raises((AssertionError, ValueError)):
         check_answers(SCENARIO)
 
@@ -74,6 +74,6 @@ def test_answers_catch(name: str):
 def test_the_index_catches_a_wrong_hash(name: str):
     """S-13: the index compares contents, so that a colliding key never becomes a hit."""
     comparing = PrefixIndex, "find", PrefixIndex.find
-    caught = pytest.raises(RuntimeError, match="one key for two contents")
+    caught = pytest.raises(RuntimeError, match="another content with the same key")
     with CATALOGUE[name].change(), patched(comparing), caught:
         run(SCENARIO.config, SCENARIO.requests)

@@ -35,7 +35,7 @@ from paged_mla_shared.problem import Batch
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["trees", "ranks"])
 def test_a_trace_survives_its_file(tmp_path: Path, name: str, dtype: str):
-    """S-19: every bit of batches and answers comes back, bfloat16 too."""
+    """S-19: every bit of batches and outputs is read back, also in bfloat16."""
     scenario = core_scenario(name)
     trace = trace_of(scenario, TINY, dtype)
     save_trace(trace, record(scenario, TINY, dtype), tmp_path / "trace.npz")
@@ -57,7 +57,7 @@ def test_a_trace_survives_its_file(tmp_path: Path, name: str, dtype: str):
 
 
 @pytest.mark.parametrize("cache_format", ["fp8_block_group", "bf16"])
-def test_a_trace_without_an_answer(
+def test_a_trace_without_known_outputs(
     tmp_path: Path, cache_format: str, capsys: pytest.CaptureFixture[str]
 ):
     """S-19: tokens that share scales depend on their schedule; a plain cache is of its dtype."""
@@ -130,11 +130,11 @@ def test_a_log_by_hand():
         ('{"prompt": [1], "output": [2]}', "arrival"),
         (
             '{"arrival": 0, "prompt": [1]}',
-            "got neither output nor output_len; allowed: one of the two",
+            "got neither output nor output_len; allowed: exactly one of the two",
         ),
         (
             '{"arrival": 0, "prompt": [1], "prompt_len": 1, "output": [2]}',
-            "got both prompt and prompt_len; allowed: one of the two",
+            "got both prompt and prompt_len; allowed: exactly one of the two",
         ),
         ('{"arrival": 0, "prompt_len": 2, "prefix_len": 3, "output_len": 1}', "prefix_len"),
         ('{"arrival": 0, "promt": [1], "output": [2]}', "promt"),
@@ -142,7 +142,7 @@ def test_a_log_by_hand():
     ids=["list", "broken", "arrival", "no-output", "both", "prefix", "typo"],
 )
 def test_a_bad_line_is_named(line: str, match: str):
-    """S-2: a log that cannot be read says where."""
+    """S-2: the error of an unreadable log names the line."""
     with pytest.raises(InvalidArgument, match=match) as caught:
         read_log(["", line])
     assert "line 2" in str(caught.value)
@@ -179,7 +179,7 @@ def test_the_page_needs_no_other_file():
 
 
 def test_blocks_of_the_page():
-    """S-13: free, cached, used alone and shared blocks are told apart."""
+    """S-13: free, cached, exclusively used and shared blocks have different codes."""
     timeline = timeline_of(core_scenario("prefixes"))
     state, seen = [0] * timeline["num_blocks"], set()
     for step in timeline["steps"]:
@@ -214,7 +214,7 @@ def test_the_command_replays_a_log(tmp_path: Path, drafts: list[str]):
 
 
 def test_a_missing_log_is_an_error(capsys: pytest.CaptureFixture[str]):
-    """S-2: what is wrong is said in one line."""
+    """S-2: the error is one line."""
     assert main(["--log", "nowhere.jsonl"]) == 2
     assert "nowhere.jsonl" in capsys.readouterr().err
 

@@ -28,7 +28,7 @@ def publish(pool: BlockPool, tokens: list[int]) -> list[int]:
 
 
 def test_known_blocks_stay_after_release():
-    """S-13: what was computed can be hit when nobody uses it any more."""
+    """S-13: computed blocks can be hit when no row uses them any more."""
     pool = pool_of(4)
     blocks = publish(pool, [1, 2, 3, 4])
     pool.release(blocks)
@@ -65,7 +65,7 @@ def test_the_end_of_a_request_goes_before_its_beginning():
     assert pool.take(2) == [blocks[2], blocks[1]]
 
 
-def test_a_shared_block_is_nobody_elses():
+def test_a_shared_block_is_not_taken_again():
     """S-13: it becomes available when its last user is gone."""
     pool = pool_of(1)
     blocks = publish(pool, [1, 2])
@@ -95,7 +95,7 @@ def test_a_second_copy_is_not_known():
 
 
 def test_eviction_of_a_formerly_shared_block_is_counted():
-    """S-13: the coverage table tells it from other evictions."""
+    """S-13: the coverage table counts it separately from other evictions."""
     coverage = Coverage()
     pool = BlockPool(2, SPAN, coverage)
     shared = publish(pool, [1, 2])

@@ -1,4 +1,4 @@
-"""A limit on what a schedule costs: small files cannot ask for hours of it."""
+"""Limits of the work of a schedule: a small file cannot cause hours of work."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_run_ends_at_its_limit(
 def test_nothing_is_written_past_a_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str
 ):
-    """A schedule is refused before its page, a trace before its first answer."""
+    """A schedule is rejected before its page is written, a trace before its first output."""
     monkeypatch.setattr(work, limit, 1000)
     results = [str(tmp_path / name) for name in ("page.html", "saved.json", "trace.npz")]
     options = zip(("--html", "--save", "--trace"), results, strict=True)
@@ -126,7 +126,7 @@ def test_nothing_is_written_past_a_limit(
     assert not list(tmp_path.iterdir())
 
 
-def test_answers_cost_by_the_size_of_heads():
+def test_outputs_cost_by_the_size_of_heads():
     """S-5: a pair of DeepSeek's heads is many more products than one of the small dims."""
     work.check_answers(10_000_000, 1, PRESETS["small"])
     with pytest.raises(InvalidArgument, match=r"^trace: got 10,000,000 pairs of a query and a key"):
@@ -175,13 +175,15 @@ def test_a_page_lists_no_more_blocks_than_a_browser_takes(monkeypatch, tmp_path:
 @pytest.mark.parametrize("keys", [("a" * 4097,), ("",) * 4097, ("ab", "c" * 4095)])
 def test_extra_keys_are_short(keys: tuple[str, ...]):
     """S-13: they are part of the key of every block."""
-    with pytest.raises(InvalidArgument, match=r"^extra_keys: got \d+ keys, \d+ letters; .* 4096"):
+    with pytest.raises(
+        InvalidArgument, match=r"^extra_keys: got \d+ keys, \d+ characters; .* 4096"
+    ):
         Request("a", (1,), (1,), extra_keys=keys)
     assert Request("a", (1,), (1,), extra_keys=("a" * 4096,))
 
 
 def test_a_recording_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch):
-    """S-19: a replay of a schedule computes answers too, and says no before the step."""
+    """S-19: a replay of a schedule also computes outputs and raises the error before the step."""
     monkeypatch.setattr(work, "MOST_PRODUCTS", 1_000_000)
     steps = record(core_scenario("prefixes"), PRESETS["small"], "float32")
     next(steps)
@@ -201,7 +203,7 @@ def test_an_idle_step_does_not_look_at_every_block():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_a_timeline_says_of_each_block(seed: int):
+def test_a_timeline_has_the_owner_of_each_block(seed: int):
     """S-19: free, cached, or a request's, the first in the order of rows, alone or not."""
     scenario = generated(seed)
     engine = Engine(scenario.config)

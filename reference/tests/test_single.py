@@ -28,7 +28,7 @@ HALF = ("bfloat16", "float16")
 
 
 def answered(case: Case, dtype: str) -> tuple[Problem, Answer, Output, np.ndarray]:
-    """Return a case's problem, its exact and rounded answers, and how many equal keys are seen."""
+    """Return a case's problem, its exact and rounded outputs, and the numbers of equal keys."""
     [step] = build_steps(case, DIMS, dtype)
     batch, before = materialize(step)
     problem, image = step.problem, append(step.problem, batch, before)

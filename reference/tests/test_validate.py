@@ -18,7 +18,7 @@ NEOX = RopePairing.NEOX
 
 
 def test_the_standard_problem_is_good():
-    """S-2: what the tables below spoil passes as it is."""
+    """S-2: the problem that the tables below make illegal is legal without a change."""
     validate_problem(problem_of())
     validate_problem(problem_of(rope=Rope(NEOX, yarn=Yarn(40.0, 4096)), token_padding=8))
     validate_problem(problem_of(mask=Mask.TREE, max_draft_tokens=8))
@@ -178,7 +178,7 @@ BAD_BATCHES = {
 
 
 def test_the_standard_step_is_good():
-    """S-2: what the table above spoils passes as it is, explicit slots too."""
+    """S-2: the step that the table above makes illegal is legal, also with explicit slots."""
     made = _good()
     assert made.problem.num_blocks == 14
     validate_batch(made.problem, made.batch)
@@ -211,7 +211,7 @@ def test_past_a_capacity(argument, most):
             {"seq_lens": _i32(1, 2, 5)},
         ),
         (
-            "block_table: got block 3 twice in row 0; allowed: each block once",
+            "block_table: got block 3 twice in row 0; allowed: each block at most once",
             {"block_table": np.array([[3, 2, 3], [4, 0, 0], [5, 6, 0]], np.int32)},
         ),
         (
@@ -221,7 +221,7 @@ def test_past_a_capacity(argument, most):
     ],
     ids=["first", "last", "row", "twice", "shared"],
 )
-def test_messages_say_what_was_given(given, changes):
+def test_messages_name_the_wrong_entry(given, changes):
     """S-2: the entry at fault is named, the first one of several."""
     made = _good()
     with pytest.raises(InvalidArgument, match=given):
@@ -255,7 +255,7 @@ def test_what_may_hold_anything_is_not_checked():
 
 
 def test_blocks_of_rows_without_queries_may_be_written():
-    """S-13: nobody asks such a row; engines leave tables there whose blocks have gone on."""
+    """S-13: no query reads such a row; engines leave tables there whose blocks are reused."""
     made = _good()
     table = made.batch.block_table.copy()
     table[2, 0] = table[0, 2]
@@ -271,7 +271,7 @@ def test_a_slot_may_be_named_in_a_block_of_any_one_row():
 
 
 def test_queries_of_one_request_may_be_rows_where_slots_are_named():
-    """S-13, S-18: as on a rank of a divided cache; slots that a plan derives say another thing."""
+    """S-13, S-18: this occurs on a rank of a divided cache; derived slots do not allow it."""
     made = _good()
     table = np.array([[3, 2, 1], [3, 2, 1], [5, 6, 0]], np.int32)
     batch = replace(made.batch, block_table=table, seq_lens=_i32(9, 10, 5))
@@ -295,7 +295,7 @@ def _tree(spelling, mask=None, *, drafts=64):
 
 @pytest.mark.parametrize("spelling", MaskSpelling)
 def test_the_standard_trees_are_good(spelling):
-    """S-14: what the table below spoils passes as it is."""
+    """S-14: the trees that the table below makes illegal are legal without a change."""
     validate_batch(*_tree(spelling))
 
 
@@ -335,7 +335,7 @@ def test_a_packed_line_one_bit_short():
 
 
 def test_a_tree_without_a_mask():
-    """S-14: the causal mask does not stand in for a missing one."""
+    """S-14: the causal mask does not replace a missing mask."""
     problem, batch = _tree(QLEN)
     _refused("mask", validate_batch, problem, replace(batch, mask=None))
 

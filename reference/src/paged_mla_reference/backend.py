@@ -1,4 +1,4 @@
-"""The specification as a backend: it must pass the suite that is built on it."""
+"""The specification as a backend. This backend must pass the suite that uses the specification."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ CAPABILITIES = Capabilities(
 
 @dataclass(frozen=True)
 class ReferenceBackend:
-    """NumPy in float64, rounded where the rules round; another oracle makes it wrong."""
+    """Backend that computes in float64 with NumPy and rounds where the rules round.
+
+    A faulty `oracle` makes a faulty backend.
+    """
 
     name: str = "paged-mla-reference"
     version: str = __version__
@@ -59,7 +62,15 @@ class ReferenceBackend:
     oracle: Oracle = RIGHT
 
     def prepare(self, problem: Problem) -> Runner:
-        """Build a runner whose cache is all zeros."""
+        """Return a runner for `problem` whose cache is all zeros.
+
+        Raises
+        ------
+        InvalidArgument
+            The rules forbid `problem`.
+        Unsupported
+            The declared capabilities do not cover `problem`.
+        """
         validate_problem(problem)
         unmet = self.capabilities.unmet(problem, (), ())
         if unmet:
@@ -67,7 +78,7 @@ class ReferenceBackend:
         return ReferenceRunner(problem, self.oracle)
 
     def prepare_unchecked(self, problem: Problem) -> Runner:
-        """Build a runner that refuses no step."""
+        """Return a runner that accepts every step and does not check `problem`."""
         return UncheckedRunner(problem, self.oracle)
 
 

@@ -1,4 +1,4 @@
-"""A runner that forwards every call to another one; subclasses change some calls."""
+"""A runner that forwards every call to another runner; subclasses change some calls."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from paged_mla_shared.problem import Problem
 
 
 class ForwardingRunner(Runner):
-    """Wraps a right runner: every operation of the protocol is handed on.
+    """Runner that forwards every operation of the protocol to a correct runner.
 
     Parameters
     ----------
     problem : Problem
     inner : Runner
+        The runner that receives the calls.
     """
 
     def __init__(self, problem: Problem, inner: Runner) -> None:
         self.problem, self.inner = problem, inner
 
     def load_cache(self, image: CacheImage) -> None:
-        """Hand on."""
+        """Forward the call to the inner runner."""
         self.inner.load_cache(image)
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Hand on."""
+        """Forward the call to the inner runner."""
         return self.inner.read_cache(block_ids)
 
 

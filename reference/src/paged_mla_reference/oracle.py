@@ -1,4 +1,7 @@
-"""The rules as functions, of which one can be exchanged for a wrong one, and a runner of them."""
+"""The rules as replaceable functions, and the runners that call them.
+
+A fault replaces one of these functions by a wrong one.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
 def answer(problem: Problem, batch: Batch, image: CacheImage) -> Output:
-    """Return the answer as a backend gives it, rounded where the rules round."""
+    """Return the output of a step as a backend returns it, rounded where the rules round."""
     return attend(problem, batch, image, Rounding.SPEC).output(problem.dtype)
 
 
@@ -44,19 +47,22 @@ def visible_answer(
     visible: Sequence[NDArray[np.bool_]],
     attend_query: AttendQuery | None = None,
 ) -> Output:
-    """Return :func:`answer` to other keys, or by other arithmetic of a query."""
+    """Return the output of :func:`answer` for the keys in `visible`.
+
+    `attend_query` replaces :func:`paged_mla_reference.rules.attention.attend_one` if it is passed.
+    """
     found = attend_visible(problem, batch, image, visible, attend_query=attend_query)
     return found.output(problem.dtype)
 
 
 def prefilled(problem: Problem, batch: PrefillBatch) -> Output:
-    """Return a prefill's answer as a backend gives it, rounded where the rules round."""
+    """Return the output of a prefill as a backend returns it, rounded where the rules round."""
     return prefill(problem, batch, Rounding.SPEC).output(problem.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle:
-    """What a runner computes, without its cache.
+    """The functions that a runner computes with; the runner itself holds the cache.
 
     Parameters
     ----------
@@ -99,7 +105,10 @@ RIGHT = Oracle()
 
 
 class ReferenceRunner(Runner):
-    """One problem and its cache, as a sparse image. Every call checks its batch first."""
+    """Runner of one problem; it holds the cache as a sparse image.
+
+    Every call checks its batch first and raises ``InvalidArgument`` if the rules forbid it.
+    """
 
     def __init__(self, problem: Problem, oracle: Oracle = RIGHT) -> None:
         self._problem = problem
@@ -107,11 +116,11 @@ class ReferenceRunner(Runner):
         self._image = CacheImage.without_blocks(problem.layout, np.zeros(1, np.uint8))
 
     def load_cache(self, image: CacheImage) -> None:
-        """Make the cache equal `image`, poison included."""
+        """Replace the cache by `image`, including its poison."""
         self._image = image
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [n, block_bytes] of those blocks as they are now."""
+        """Return the current raw bytes of the blocks `block_ids`, uint8 [n, block_bytes]."""
         return self._image.read(block_ids)
 
     def plan(self, batch: Batch) -> Metadata:
@@ -123,11 +132,11 @@ class ReferenceRunner(Runner):
         self._image = self._oracle.append(self._problem, self._taken(batch), self._image)
 
     def attend(self, batch: Batch) -> Output:
-        """Attend every query to what the cache holds now (S-4 to S-7)."""
+        """Attend every query to the current cache (S-4 to S-7)."""
         return self._oracle.attend(self._problem, self._taken(batch), self._image)
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Merge float32 partials of one query set (S-8)."""
+        """Merge float32 partial results of the same queries (S-8)."""
         return self._oracle.merge(partials)
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -137,13 +146,16 @@ class ReferenceRunner(Runner):
     def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Return the queries as e4m3 codes with scales (S-11)."""
+        """Return the queries as e4m3 codes with scales (S-11).
+
+        With `scale` ``None``, each token and head has its own scale, computed from its data.
+        """
         validate_batch(self._problem, batch)
         validate_query_scale(scale)
         return self._oracle.quantize_queries(self._problem, batch, scale)
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Attend to keys and values of every head (S-21)."""
+        """Attend to the keys and values of every head (S-21)."""
         validate_prefill(self._problem, batch)
         return self._oracle.prefill(self._problem, batch)
 
@@ -154,19 +166,20 @@ class ReferenceRunner(Runner):
         return self._oracle.layer(self._problem, batch, self._image)
 
     def _taken(self, batch: Batch) -> Batch:
-        """Return a step once it is known to be legal."""
+        """Return `batch` after checking that the rules allow it."""
         validate_batch(self._problem, batch)
         return batch
 
 
 class UncheckedRunner(ReferenceRunner):
-    """A runner that looks at no values: a step that no rule allows is taken for a legal one.
+    """Runner that does not check values: it treats an illegal step as a legal one.
 
-    Only what such steps are put to differs from a runner that checks.
+    :func:`paged_mla_reference.rules.bounded.taken_as` returns that legal step. Only the
+    operations that illegal steps are tested with differ from the runner that checks.
     """
 
     def plan(self, batch: Batch) -> Metadata:
-        """Return positions and slots (S-1, S-3)."""
+        """Return positions and slots (S-1, S-3); slot -1 where a block is outside the cache."""
         taken = self._taken(replace(batch, slot_mapping=None))
         assert taken.slot_mapping is not None
         planned = self._oracle.metadata(self._problem, taken)
@@ -174,5 +187,5 @@ class UncheckedRunner(ReferenceRunner):
         return Metadata(planned.positions, np.where(has_slot, planned.slot_mapping, NO_SLOT))
 
     def _taken(self, batch: Batch) -> Batch:
-        """Return the legal step that a step is taken for."""
+        """Return the legal step that the runner treats `batch` as."""
         return taken_as(self._problem, batch)

@@ -1,6 +1,7 @@
 """Rules S-5, S-6 and S-7: scores, softmax, output and lse of every query.
 
-Queries are absorbed: they meet the cached latent directly, which is key and value at once.
+Queries are absorbed: their scores are products with the cached latent, which is both the key and
+the value.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from paged_mla_shared.problem import Batch, Output, Problem
 QueryAnswer = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]
 AttendQuery = Callable[
     [Problem, NDArray[np.float64], NDArray[np.float64], Rounding], QueryAnswer
-]  # as attend_one
+]  # takes and returns the same as attend_one
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What every query gets, and how large the numbers were on the way.
+    """The output of every query, and bounds from which error budgets are derived.
 
     Parameters
     ----------
     out : float64 [T, H, R]
     lse : float64 [T, H]
-        Nats; -inf where nothing is visible (S-6, S-7).
+        In nats; -inf where the query sees no key (S-6, S-7).
     score_bound : float64 [T, H]
-        Largest ``softmax_scale * sum_i |q_i * k_ji|`` over visible keys j: what a score's
-        rounding error is proportional to. 0 where nothing is visible.
+        Largest ``softmax_scale * sum_i |q_i * k_ji|`` over the visible keys j; the rounding error
+        of a score is proportional to it. 0 where the query sees no key.
     value_bound : float64 [T, H]
-        Largest ``|ckv|`` over visible keys; 0 where nothing is visible.
+        Largest ``|ckv|`` over the visible keys; 0 where the query sees no key.
     turn_error : float64 [T, H]
-        What a score moves by at most where one element that was rotated, of the query or of a
-        visible key, is rounded to its other neighbour (S-12); 0 without a rope.
+        Largest change of a score if one rotated element, of the query or of a visible key, is
+        rounded to its other neighbor (S-12); 0 without a rope.
     """
 
     out: NDArray[np.float64]
@@ -53,7 +54,7 @@ class Answer:
     turn_error: NDArray[np.float64]
 
     def output(self, dtype: str) -> Output:
-        """Return the answer as it travels: ``out`` in `dtype`, ``lse`` in float32."""
+        """Return the output with ``out`` rounded to `dtype` and ``lse`` to float32."""
         return Output(out=round_to(self.out, dtype), lse=round_to(self.lse, "float32"))
 
 
@@ -64,28 +65,32 @@ def attend(
     rounding: Rounding = Rounding.SPEC,
     asked: NDArray[np.bool_] | None = None,
 ) -> Answer:
-    """Attend every query to what the cache holds now (S-4 to S-7).
+    """Attend every query to the cache (S-4 to S-7).
 
     ``s_j = softmax_scale * (q_nope . ckv_j + q_pe . k_pe_j)`` over visible keys j;
     ``lse = ln sum_j exp(s_j)``; ``out = sum_j exp(s_j - lse) * ckv_j``.
 
-    A query that sees nothing, and a padded token, gets ``out`` 0 and ``lse`` -inf (S-6). No slot
-    is read that no query of its row sees (S-9).
+    A query that sees no key, and a padded token, have ``out`` 0 and ``lse`` -inf (S-6). The
+    function reads only slots that at least one query of their row sees (S-9).
 
     Parameters
     ----------
     problem, batch : Problem, Batch
-        Valid (:mod:`paged_mla_reference.rules.validation.inputs`). ``ckv``, ``k_pe`` and
-        ``slot_mapping`` of the batch are not read: append them first.
+        Valid (:mod:`paged_mla_reference.rules.validation.inputs`). The function does not read
+        ``ckv``, ``k_pe`` and ``slot_mapping`` of the batch: append the tokens first.
     image : CacheImage
     rounding : Rounding
         Where results are rounded: nowhere, or at the specification's rounding points. These
-        are a rotated ``q_pe`` (to the problem's dtype), scores (float32), the weights that meet
-        the values (the problem's dtype; the denominator sums float32 weights), ``out`` (the
-        problem's dtype) and ``lse`` (float32).
+        are a rotated ``q_pe`` (to the problem's dtype), scores (float32), the weights that
+        multiply the values (the problem's dtype; the denominator sums float32 weights), ``out``
+        (the problem's dtype) and ``lse`` (float32).
     asked : bool [T], optional
-        Which query tokens to answer, all of them by default. ``out`` and ``lse`` of the others are
-        NaN, unless they see nothing.
+        The query tokens to compute, all of them by default. ``out`` and ``lse`` of the other tokens
+        are NaN, unless the token sees no key.
+
+    Returns
+    -------
+    output : Answer
     """
     return attend_visible(problem, batch, image, visibility(problem, batch), rounding, asked=asked)
 
@@ -100,15 +105,24 @@ def attend_visible(
     asked: NDArray[np.bool_] | None = None,
     attend_query: AttendQuery | None = None,
 ) -> Answer:
-    """Attend as :func:`attend` does, to the keys named by `visible`.
+    """Attend as :func:`attend` does, to the keys in `visible`.
 
     Parameters
     ----------
+    problem, batch : Problem, Batch
+    image : CacheImage
     visible : sequence of bool [query_len, seq_len]
         One matrix per row. A rank of a context-parallel group passes its own keys (S-18).
+    rounding : Rounding
     asked : bool [T], optional
+        As in :func:`attend`.
     attend_query : AttendQuery, optional
-        How one query token attends: :func:`attend_one`, unless a fault is to be shown.
+        The function that computes one query token, :func:`attend_one` by default. Faults pass
+        another function.
+
+    Returns
+    -------
+    output : Answer
     """
     attend_query = attend_query or attend_one
     dims = problem.dims
@@ -125,7 +139,7 @@ def attend_visible(
         queries = _queries(problem, batch.q_nope[span], batch.q_pe[span], positions[span], rounding)
         read = np.flatnonzero(seen.any(axis=0))  # [K]
         slots = slots_of(batch.block_table[row], read, problem.block_size)
-        with np.errstate(invalid="ignore"):  # signalling NaN
+        with np.errstate(invalid="ignore"):  # signaling NaN
             keys = np.hstack(read_slots(image, slots), dtype=np.float64)  # [K, R+P]
         for i, t in enumerate(range(span.start, span.stop)):
             sees = seen[i, read]  # [K]
@@ -140,12 +154,12 @@ def attend_visible(
 def attend_one(
     problem: Problem, query: NDArray[np.float64], keys: NDArray[np.float64], rounding: Rounding
 ) -> QueryAnswer:
-    """Attend one query token to the keys it sees, wherever they came from (S-5, S-7).
+    """Attend one query token to the keys that it sees (S-5, S-7).
 
     Parameters
     ----------
     problem : Problem
-        Read for dims, dtype and scale.
+        The function reads its dims, dtype and softmax scale.
     query : float64 [H, R+P]
     keys : float64 [K, R+P]
         K >= 1.
@@ -153,8 +167,11 @@ def attend_one(
 
     Returns
     -------
-    out, lse, score_bound, value_bound
-        This token's share of an :class:`Answer`.
+    out : float64 [H, R]
+    lse : float64 [H]
+    score_bound : float64 [H]
+    value_bound : float
+        The elements of an :class:`Answer` for this token.
     """
     values = keys[:, : problem.dims.kv_lora_rank]  # [K, R]
     scores = problem.softmax_scale * (query @ keys.T)  # [H, K]
@@ -166,7 +183,7 @@ def attend_one(
 def turn_error(
     problem: Problem, query: NDArray[np.float64], keys: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the ``turn_error`` [H] of an :class:`Answer`, for what :func:`attend_one` takes."""
+    """Return the ``turn_error`` [H] of an :class:`Answer` for one query and the keys it sees."""
     if problem.rope is None:
         return np.zeros(len(query))
     rotated = np.s_[:, problem.dims.kv_lora_rank :]
@@ -183,10 +200,10 @@ def weighted_mean(
     Parameters
     ----------
     scores : float64 [n, K]
-        Scaled; -inf where a query does not see the key. Every query sees one.
+        Scaled; -inf where a query does not see the key. Every query sees at least one key.
     values : float64 [K, W]
     dtype : str
-        Of weights that meet values, and of the mean, where `rounding` rounds.
+        The type to which ``Rounding.SPEC`` rounds the mean and the weights that multiply values.
     rounding : Rounding
 
     Returns
@@ -213,7 +230,7 @@ def _queries(
     positions: NDArray[np.int64],
     rounding: Rounding,
 ) -> NDArray[np.float64]:
-    """Return a row's queries as one vector each, ``q_pe`` rotated if need be, [q, H, R+P]."""
+    """Return ``[q_nope || q_pe]`` of a row's queries, [q, H, R+P]; a rope rotates ``q_pe``."""
     if problem.rope is not None:
         q_pe = rotate(widen(q_pe), positions, problem.rope)
         if rounding is Rounding.SPEC:
@@ -222,7 +239,7 @@ def _queries(
 
 
 def nothing_visible(num_tokens: int, num_heads: int, width: int) -> Answer:
-    """Return the answer of `num_tokens` queries that see nothing, `width` numbers a head (S-6)."""
+    """Return the :class:`Answer` of queries that see no key, with ``out`` [T, H, `width`] (S-6)."""
     shape = (num_tokens, num_heads)
     return Answer(
         out=np.zeros((*shape, width)),

@@ -1,7 +1,7 @@
-"""Steps that no rule allows: what they may still do (S-1, S-2, S-9, S-14).
+"""Behavior of bounded backends for illegal steps (S-1, S-2, S-9, S-14).
 
-A backend that declares "bounded" reads and writes no byte outside the tensors of a call, whatever
-values these hold. It takes such a step for a legal one, which :func:`taken_as` returns.
+A backend that declares "bounded" reads and writes no byte outside the tensors of a call, for any
+values in these tensors. It treats an illegal step as a legal step, which :func:`taken_as` returns.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Metadata, Proble
 
 
 def legal_rows(problem: Problem, batch: Batch) -> NDArray[np.bool_]:
-    """Return which rows a bounded backend serves, bool [B]; it takes the others for padding.
+    """Return which rows a bounded backend computes, bool [B]; it treats other rows as padding.
 
-    A row is legal if all of this holds.
+    A row is legal if it satisfies all of these conditions:
 
-    - ``0 <= cu_seqlens_q[b] <= cu_seqlens_q[b + 1]``, and it begins at or after the end of every
-      earlier row.
-    - ``0 <= seq_len <= max_model_len``, and the table has a column for each of its blocks.
-    - With a causal or tree mask: ``seq_len`` is 0, or at least ``query_len``.
-    - With a tree mask: ``query_len <= max_draft_tokens``, and the elements of its lines lie inside
-      the mask. Rows that are not legal take their elements too: of a flat mask every row has
-      ``query_len * query_len`` (QLEN) or ``query_len * seq_len`` (FULL), or none if a factor is
-      negative.
+    - ``0 <= cu_seqlens_q[b] <= cu_seqlens_q[b + 1]``, and the row starts at or after the end of
+      every earlier row.
+    - ``0 <= seq_len <= max_model_len``, and the table has a column for each block of the row.
+    - With a causal or tree mask, ``seq_len`` is 0 or at least ``query_len``.
+    - With a tree mask, ``query_len <= max_draft_tokens``, and the elements of the row's lines are
+      inside the mask. Illegal rows have elements in a flat mask too: every row has
+      ``query_len * query_len`` (QLEN) or ``query_len * seq_len`` (FULL) elements, or none if a
+      factor is negative.
 
-    Which blocks the table names is no part of it.
+    The block ids in the table do not affect the result.
     """
     starts, ends, seq_lens = _lengths(batch)
     query_lens = ends - starts
@@ -52,27 +52,32 @@ def legal_rows(problem: Problem, batch: Batch) -> NDArray[np.bool_]:
 
 
 def taken_as(problem: Problem, batch: Batch) -> Batch:
-    """Return the legal step that a bounded backend takes `batch` for.
+    """Return the legal step that a bounded backend treats `batch` as.
 
-    - A row that is not legal (:func:`legal_rows`) has ``seq_len`` 0. Its tokens, and those that no
-      row has, are padding where they are: tokens in front of the first row become one more row, and
-      a padded row may have more tokens than a draft tree.
-    - A legal row that reaches past T is cut there: its other tokens keep their positions and slots.
-    - A block id outside the cache gives no slot. It stands as block 0 here, so that answers of its
-      row mean nothing (:func:`has_meaning`).
-    - A named slot outside the cache is -1, and so is a derived one of such a block: the step names
-      its slots, whether `batch` does or not.
+    - An illegal row (:func:`legal_rows`) has ``seq_len`` 0. Its tokens, and tokens that belong to
+      no row, are padding and keep their places: tokens in front of the first row become an
+      additional row, and a padded row may have more tokens than a draft tree.
+    - A legal row that reaches past T is cut at T: its remaining tokens keep their positions and
+      slots.
+    - A block id outside the cache has no slots. The result has block 0 instead, so the outputs of
+      this row have no meaning (:func:`has_meaning`).
+    - An explicit slot outside the cache becomes -1, and so does a derived slot of a block outside
+      the cache. The result always has explicit slots, even if `batch` has none.
 
     Parameters
     ----------
     problem : Problem
     batch : Batch
-        Shapes and dtypes are right; values are any.
+        Its shapes and dtypes are legal; its values are arbitrary.
+
+    Returns
+    -------
+    Batch
     """
     legal = legal_rows(problem, batch)
     tokens = batch.num_tokens
     starts, ends, seq_lens = _lengths(batch)
-    cut_off = np.maximum(ends - tokens, 0) - np.maximum(starts - tokens, 0)  # of a legal row
+    cut_off = np.maximum(ends - tokens, 0) - np.maximum(starts - tokens, 0)  # for legal rows
     lengths = np.where(legal, np.maximum(seq_lens - cut_off, 0), 0)
     bounds = _bounds(starts.clip(0, tokens), ends.clip(0, tokens), legal)
     trees = _trees(problem, batch, np.diff(bounds), legal) if problem.mask is Mask.TREE else []
@@ -109,10 +114,11 @@ def planned_as(problem: Problem, batch: Batch) -> Metadata:
 
 
 def has_meaning(problem: Problem, batch: Batch) -> NDArray[np.bool_]:
-    """Return which tokens of `batch` have an answer that the rules know, bool [T].
+    """Return for which tokens of `batch` the rules define an output, bool [T].
 
-    Those of a row that uses a block outside the cache have none, nor have those of a row that is
-    cut at T, unless the mask is causal. Padding has one: ``(0, -inf)``.
+    The rules define no output for the tokens of a row that uses a block outside the cache. They
+    define no output for the tokens of a row that is cut at T either, unless the mask is causal. The
+    output of padding is ``(0, -inf)``.
     """
     known = np.ones(batch.num_tokens, bool)
     starts, ends, _ = _lengths(batch)
@@ -134,7 +140,7 @@ def strange_rows(problem: Problem, batch: Batch) -> NDArray[np.bool_]:
 
 
 def _lengths(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return where rows begin and end, and how long they are, in 64 bits."""
+    """Return the start and the end of each row's tokens, and its ``seq_len``, as int64 [B]."""
     sums = batch.cu_seqlens_q.astype(np.int64)
     return sums[:-1], sums[1:], batch.seq_lens.astype(np.int64)
 
@@ -142,27 +148,28 @@ def _lengths(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArra
 def _bounds(
     starts: NDArray[np.int64], ends: NDArray[np.int64], legal: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Return prefix sums that give legal rows their tokens, and the last row between two the rest.
+    """Return prefix sums in which legal rows have their own tokens, int64 [B + 1].
 
-    They begin above 0 where nothing comes before a first row that is legal and begins there.
+    The last illegal row between two legal rows has the other tokens between them. The first entry
+    is above 0 if the first row is legal and starts above 0.
     """
     before = np.maximum.accumulate(np.append(0, np.where(legal, ends, 0)))  # [B + 1]
     return np.where(np.append(legal, False), np.append(starts, 0), before)
 
 
 def _elements(problem: Problem, batch: Batch) -> list[tuple[int, int]]:
-    """Return where the elements of each row begin and end in a flat mask."""
+    """Return the start and the end of each row's elements in a flat mask."""
     starts, ends, seq_lens = _lengths(batch)
     query_lens = (ends - starts).tolist()
     columns = query_lens if problem.mask_spelling is MaskSpelling.QLEN else seq_lens.tolist()
     counts = [max(q, 0) * max(n, 0) for q, n in zip(query_lens, columns, strict=True)]
-    return list(pairwise(accumulate(counts, initial=0)))  # of any size: no sum wraps
+    return list(pairwise(accumulate(counts, initial=0)))  # Python integers: sums cannot overflow
 
 
 def _trees(
     problem: Problem, batch: Batch, query_lens: NDArray[np.int64], legal: NDArray[np.bool_]
 ) -> list[NDArray[np.bool_]]:
-    """Return each row's draft matrix [query_len, query_len], cut to its tokens before T."""
+    """Return each row's draft matrix [query_len, query_len], without its tokens past T."""
     assert batch.mask is not None
     trees = [np.eye(q, dtype=bool) for q in query_lens.tolist()]
     starts, ends, seq_lens = _lengths(batch)

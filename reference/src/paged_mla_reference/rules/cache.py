@@ -1,4 +1,4 @@
-"""Rule S-10: writing tokens into a paged cache, and reading them back."""
+"""Rule S-10: writing tokens to a paged cache and reading them from it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from paged_mla_shared.problem import Batch, Problem
 
 
 def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
-    """Return the cache after the step's latents and keys are written (S-10).
+    """Return the cache with the step's latents and keys written to it (S-10).
 
-    Token t goes to ``batch.slot_mapping[t]`` if the batch names slots, else to the slot of rules
-    S-1 and S-3. Every byte of a written row is written, -1 writes nothing, and no other byte
-    changes: not the gaps between rows, not the caller's arrays. With a rope, ``k_pe`` is rotated
-    at the token's position and rounded to the problem's dtype first (S-12).
+    Token t is written to ``batch.slot_mapping[t]`` if the batch has a slot mapping, and otherwise
+    to the slot of rules S-1 and S-3. A token with slot -1 is not written. The function writes
+    every byte of a written slot. It does not change other bytes of the cache, such as the gaps
+    between slots, and it does not change the caller's arrays. With a rope, ``k_pe`` is first
+    rotated at the token's position and rounded to the problem's dtype (S-12).
     """
     slots = slots_to_write(problem, batch)
     written = slots >= 0
@@ -38,21 +39,25 @@ def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
 
 
 def slots_to_write(problem: Problem, batch: Batch) -> NDArray[np.int64]:
-    """Return the slot of each token, named by the batch or derived, int64 [T]; -1 for none."""
+    """Return the slot of each token, int64 [T]; -1 for a token without a slot.
+
+    The slots are ``batch.slot_mapping`` if it is present, and otherwise the slots of rules S-1 and
+    S-3.
+    """
     if batch.slot_mapping is not None:
         return batch.slot_mapping
     return metadata(problem, batch).slot_mapping
 
 
 def gather_context(problem: Problem, batch: Batch, image: CacheImage) -> Tokens:
-    """Return what the cache holds for every row, row after row.
+    """Return the cached latents and keys of every row, row after row.
 
     A value that is not of the problem's dtype is rounded to float32 and then to the dtype (S-11).
 
     Returns
     -------
     ckv : dtype [K, R]
-        K = ``sum(seq_lens)``; nothing past a row's length is read (S-9).
+        K = ``sum(seq_lens)``; the function reads no slot past a row's length (S-9).
     k_pe : dtype [K, P]
         Rotated, as cached.
     """
@@ -64,21 +69,21 @@ def gather_context(problem: Problem, batch: Batch, image: CacheImage) -> Tokens:
 
 
 def _in_dtype(x: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return values as `dtype`; those that are of it keep every bit."""
+    """Return values as `dtype`; values that already have this type keep every bit."""
     return x if x.dtype == numpy_dtype(dtype) else round_to(round_to(x, "float32"), dtype)
 
 
 def read_slots(image: CacheImage, slots: NDArray[np.int64]) -> Tokens:
-    """Return ``ckv`` [n, R] and ``k_pe`` [n, P] of those slots and of no other."""
+    """Return ``ckv`` [n, R] and ``k_pe`` [n, P] of the given slots; read no other slot."""
     return ENCODINGS[image.layout.format.name].load(_read(image, slots))
 
 
 def write_slots(
     image: CacheImage, slots: NDArray[np.int64], ckv: NDArray[Any], k_pe: NDArray[Any]
 ) -> CacheImage:
-    """Return a new image whose named slots hold the tokens ``ckv`` [n, R] and ``k_pe`` [n, P].
+    """Return a new image whose `slots` hold the tokens ``ckv`` [n, R] and ``k_pe`` [n, P].
 
-    Blocks not listed in the image join it, with the poison they were filled with.
+    Blocks that the image does not list are added to it, filled with poison.
     """
     opened, places = _opened(image, slots)
     ENCODINGS[image.layout.format.name].store(places, ckv, k_pe)
@@ -88,9 +93,9 @@ def write_slots(
 def copy_slots(
     image: CacheImage, sources: NDArray[np.int64], targets: NDArray[np.int64]
 ) -> CacheImage:
-    """Return a new image whose targets hold what the sources hold, rows and scales, as bytes.
+    """Return a new image whose target slots hold the bytes and scales of the source slots.
 
-    Tokens that share a scale move together, to the same places of another group (S-11).
+    Copy all tokens that share a scale together, to the same places of another scale group (S-11).
     """
     source, (opened, target) = _read(image, sources), _opened(image, targets)
     target.rows[target.at] = source.rows[source.at]
@@ -105,7 +110,7 @@ def _read(image: CacheImage, slots: NDArray[np.int64]) -> Slots:
 
 
 def _opened(image: CacheImage, slots: NDArray[np.int64]) -> tuple[CacheImage, Slots]:
-    """Return a copy of the image that lists the blocks of `slots`, and where in it they are."""
+    """Return a copy of the image that lists the blocks of `slots`, and these slots in it."""
     block_size = image.layout.block_size
     added = np.setdiff1d(slots // block_size, image.block_ids)
     block_ids = np.concatenate([image.block_ids, added])

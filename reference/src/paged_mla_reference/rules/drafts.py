@@ -1,4 +1,4 @@
-"""Rules S-15 and S-16: how draft models see the cache of the requests they draft for."""
+"""Rules S-15 and S-16: the part of the cache that a draft model reads for each request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_mla_shared.layout import CacheImage
 
 @dataclass(frozen=True)
 class DraftView:
-    """Batch metadata of one draft step: one row of one query token for each branch (S-15).
+    """Metadata of one draft step: each branch is a row with one query token (S-15).
 
     Parameters
     ----------
@@ -36,25 +36,30 @@ def draft_view(
     step: int,
     block_size: int,
 ) -> DraftView:
-    """Return what each branch reads at draft step i: its request's prefix and its own drafts.
+    """Return the rows of draft step i: each branch reads its request's prefix and its own drafts.
 
-    A branch reads ``prefix_len + i + 1`` tokens: the prefix of its request and the i + 1
-    tokens it has drafted, the current one included, and no token of a sibling (S-15). Full
-    blocks of the prefix are shared. A last, partly filled one cannot be: its free slots would
-    belong to every branch. Each branch continues in a block of its own, which
-    :func:`copy_tails` fills once before step 0.
+    A branch reads ``prefix_len + i + 1`` tokens: the prefix of its request, and the i + 1 tokens
+    that it has drafted, including the current token. It reads no token of another branch (S-15).
+    Branches share the full blocks of the prefix. They cannot share a last, partly filled block,
+    because its free slots would then belong to every branch. Each branch continues in its own
+    block, which :func:`copy_tails` fills once before step 0.
 
     Parameters
     ----------
     prefix_lens : int32 [B]
-        Tokens.
+        Tokens of each prefix.
     prefix_table : int32 [B, M']
         Blocks of the prefixes.
     branch_blocks : int32 [B, k, W]
-        Blocks only branch j of request b uses.
+        Blocks that only branch j of request b uses.
     step : int
         i, 0-based.
     block_size : int
+        Tokens per block.
+
+    Returns
+    -------
+    DraftView
     """
     requests, branches, own = branch_blocks.shape
     table = np.full((requests, branches, prefix_table.shape[1] + own), -1, np.int32)
@@ -75,7 +80,10 @@ def copy_tails(
     prefix_table: NDArray[np.int32],
     branch_blocks: NDArray[np.int32],
 ) -> CacheImage:
-    """Return the cache after each branch got its copy of its prefix's partly filled block."""
+    """Return a cache in which each branch has its own copy of the prefix's partly filled block.
+
+    The arguments are those of :func:`draft_view`.
+    """
     block_size = image.layout.block_size
     for b, prefix_len in enumerate(prefix_lens.tolist()):
         shared, filled = divmod(prefix_len, block_size)
@@ -92,8 +100,9 @@ def extend_window(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return ``seq_lens`` [B] and ``cu_seqlens_q`` [B + 1] of a draft-extend step (S-16).
 
-    Every request runs `window` tokens from its committed length on, whatever will turn out to
-    be accepted: shapes are fixed. Outputs past the accepted tokens are discarded.
+    Every request runs `window` tokens that start at its committed length. The shapes do not depend
+    on the number of tokens that are accepted later. The engine discards the outputs past the
+    accepted tokens.
     """
     rows = np.arange(len(committed) + 1, dtype=np.int32)
     return committed + np.int32(window), rows * np.int32(window)
@@ -102,10 +111,11 @@ def extend_window(
 def commit(
     committed: NDArray[np.int32], accepted: NDArray[np.int32], window: int
 ) -> NDArray[np.int32]:
-    """Return the lengths the next step starts from, int32 [B] (S-16).
+    """Return the committed lengths before the next step, int32 [B] (S-16).
 
-    What the window wrote past the accepted tokens stays in the cache and is never visible: the
-    next window begins on top of it, and no length reaches beyond what was written again.
+    The tokens that the window wrote past the accepted tokens stay in the cache and are never
+    visible. The next window overwrites the first of them, and no ``seq_len`` reaches past the
+    tokens that were written again.
 
     Raises
     ------

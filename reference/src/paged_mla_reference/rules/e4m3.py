@@ -1,12 +1,12 @@
-"""Rule S-11: the 8-bit floating point type e4m3, written out.
+"""Rule S-11: encoding and decoding of the 8-bit floating point type e4m3.
 
 A code is ``sign | exponent (4 bits) | fraction (3 bits)``. With exponent field e and fraction f its
-magnitude is ``(8 + f) * 2^(e - 10)``, or ``f * 2^-9`` where e is 0 (subnormal). There is no
+magnitude is ``(8 + f) * 2^(e - 10)``, or ``f * 2^-9`` if e is 0 (subnormal). The type has no
 infinity: the largest magnitude is 448, code 0x7e, and 0x7f and 0xff are NaN.
 
-Encoding rounds to the nearest value, ties to the even code. What is too large, infinities too,
-becomes 448 of its sign; a zero keeps its sign, and so does what rounds to zero; every NaN becomes
-0x7f, whatever its sign. This is what ``cvt.rn.satfinite.e4m3x2.f32`` does.
+Encoding rounds to the nearest value, ties to the even code. Values that are too large, infinities
+included, become 448 with their sign. Zeros, and values that round to zero, keep their sign. Every
+NaN becomes 0x7f, with either sign. The instruction ``cvt.rn.satfinite.e4m3x2.f32`` does the same.
 
 Sources: OCP 8-bit Floating Point Specification (OFP8) 1.0, sections 5.1 to 5.3;
 ``__nv_cvt_float_to_fp8`` with ``__NV_SATFINITE`` in CUDA's ``cuda_fp8.hpp``.
@@ -23,7 +23,7 @@ LARGEST = 448.0
 _NAN = 0x7F
 _SIGN = 0x80
 _FRACTION_BITS = 3
-_SMALLEST_EXPONENT = -6  # of a normal value
+_SMALLEST_EXPONENT = -6  # of normal values
 
 
 def encode(x: NDArray[Any]) -> NDArray[np.uint8]:
@@ -32,7 +32,7 @@ def encode(x: NDArray[Any]) -> NDArray[np.uint8]:
     Parameters
     ----------
     x : float [...]
-        Of any type no wider than float64.
+        Any type that is not wider than float64.
 
     Returns
     -------
@@ -42,7 +42,7 @@ def encode(x: NDArray[Any]) -> NDArray[np.uint8]:
     magnitude = np.minimum(np.where(number, np.abs(x), LARGEST).astype(np.float64), LARGEST)
     exponent = np.frexp(np.maximum(magnitude, 2.0**_SMALLEST_EXPONENT))[1] - 1
     steps = np.rint(np.ldexp(magnitude, _FRACTION_BITS - exponent))  # [0, 16], ties to even
-    # 8 steps make the next exponent's first code, so a step past the last one carries by itself.
+    # 16 steps are the first code of the next exponent: rounding up carries into the exponent.
     codes = (exponent - _SMALLEST_EXPONENT) * 2**_FRACTION_BITS + steps.astype(np.int64)
     codes = np.where(np.signbit(x), codes | _SIGN, codes)
     return np.where(np.isnan(x), _NAN, codes).astype(np.uint8)
@@ -62,6 +62,6 @@ _VALUES = _values()
 
 
 def decode(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the value of each code, exactly, float32 [...]."""
+    """Return the exact value of each code, float32 [...]."""
     values: NDArray[np.float32] = _VALUES[codes]
     return values

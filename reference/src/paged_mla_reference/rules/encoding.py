@@ -1,6 +1,6 @@
-"""Rule S-11: how a cache format turns tokens into bytes, and back.
+"""Rule S-11: the encoding of tokens in each cache format.
 
-The plain formats, ``bf16``, ``fp16`` and ``fp32``, keep tokens as they are; those of 8 bits are in
+The plain formats, ``bf16``, ``fp16`` and ``fp32``, store tokens unchanged. The 8-bit formats are in
 :mod:`paged_mla_reference.rules.fp8`.
 """
 
@@ -19,13 +19,13 @@ from paged_mla_shared.layout import CacheLayout
 
 
 def store_plain(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
-    """Write every token as it is."""
+    """Write every token unchanged."""
     slots.field("ckv")[slots.at] = ckv
     slots.field("k_pe")[slots.at] = k_pe
 
 
 def load_plain(slots: Slots) -> Tokens:
-    """Return every token as it is, bit for bit."""
+    """Return every token unchanged, bit for bit."""
     return slots.field("ckv")[slots.at], slots.field("k_pe")[slots.at]
 
 
@@ -35,8 +35,8 @@ ENCODINGS = {**PLAIN, **FP8}
 
 
 def as_cached(layout: CacheLayout, ckv: NDArray[Any], k_pe: NDArray[Any]) -> Tokens:
-    """Return what the cache gives back for tokens [n, R] and [n, P] that share no scale."""
-    alone = replace(layout, block_size=GROUPS_PER_BLOCK)  # each the first of a block and a group
+    """Return tokens [n, R] and [n, P] as the cache stores them if they share no scale."""
+    alone = replace(layout, block_size=GROUPS_PER_BLOCK)  # a block, so a scale group, per token
     blocks = np.zeros((len(ckv), alone.block_bytes), np.uint8)
     every = np.arange(len(ckv))
     slots = Slots(alone, blocks, every, np.zeros_like(every))

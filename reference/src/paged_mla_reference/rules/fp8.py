@@ -1,27 +1,28 @@
-"""Rule S-11: the cache formats of 8 bits, byte for byte.
+"""Rule S-11: the 8-bit cache formats, byte for byte.
 
 A cached number is an e4m3 code c (:mod:`paged_mla_reference.rules.e4m3`) and a float32 scale s; its
-value is ``c * s``, exactly. Everything below is float32 arithmetic as IEEE 754 has it, each
-operation rounded to nearest, ties to even, subnormal numbers kept. Tokens are widened to float32
-first, which is exact.
+value is exactly ``c * s``. The arithmetic below is IEEE 754 float32 arithmetic: each operation
+rounds to nearest, ties to even, and keeps subnormal numbers. Tokens are first widened to float32,
+which is exact.
 
 Storing
     A number x becomes ``e4m3(x / s)``: one division, then one rounding to e4m3.
-Scales taken from the data
-    ``s = max(amax / 448, 2^-126)``, where amax is the largest finite ``|x|`` of all that share s:
-    infinities and NaN do not count. All zeros give 2^-126. Readers take any finite float32 scale
-    that is not negative, powers of two as well as others.
+Scales computed from the data
+    ``s = max(amax / 448, 2^-126)``, where amax is the largest finite ``|x|`` of all numbers that
+    share s. Infinities and NaN are ignored. If all numbers are zero, s is 2^-126. Readers accept
+    any finite float32 scale that is not negative, whether or not it is a power of two.
 
 ``fp8_e4m3``
-    One scale of the layer, which the caller gives; latent and key are both divided by it.
+    The layer has one scale, which the caller passes. Latent and key are both divided by it.
 ``fp8_ds_mla``
-    Each quarter of the latent has its own scale, from the data, inside the row. The key is stored
-    as bfloat16: bits of bfloat16 are copied, other types rounded to nearest even, their NaN to
-    0x7fff.
+    Each quarter of the latent has its own scale, which is computed from the data and stored in the
+    token's slot. The key is stored as bfloat16: the bits of a bfloat16 key are copied, and other
+    types are rounded to nearest even; their NaN becomes 0x7fff.
 ``fp8_block_token``
-    One scale per token, from the data, of latent and key together.
+    Each token has one scale, computed from the data of its latent and key together.
 ``fp8_block_group``
-    One scale per ``block_size / 4`` tokens, of latents and keys together; :func:`_store_groups`.
+    Each ``block_size / 4`` tokens have one scale for their latents and keys together;
+    :func:`_store_groups` specifies it.
 """
 
 from __future__ import annotations
@@ -41,37 +42,37 @@ _BF16_NAN = 0x7FFF
 
 
 def scale_of(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the scale that each line of numbers [..., n] takes from its data, float32 [...]."""
+    """Return the scale of each line of numbers [..., n], computed from its data, float32 [...]."""
     amax = np.abs(np.where(np.isfinite(x), x, np.float32(0))).max(axis=-1)
     return np.asarray(np.maximum(amax / np.float32(LARGEST), SMALLEST_SCALE), np.float32)
 
 
 def quantize(x: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Return the codes of numbers, uint8 [...]; scales broadcast."""
-    with np.errstate(over="ignore", invalid="ignore"):  # past float32 is past 448; signalling NaN
+    """Return the e4m3 codes of ``x / scale``, uint8 [...]; `scale` broadcasts."""
+    with np.errstate(over="ignore", invalid="ignore"):  # inf encodes as 448; signaling NaN
         return encode(x / scale)
 
 
 def _codes(slots: Slots, field: str) -> NDArray[np.uint8]:
-    """View one field of all rows as codes, [m, block_size, count], to be read and written."""
+    """Return a writable view of the codes of one field of all slots, [m, block_size, count]."""
     return slots.field(field).view(np.uint8)
 
 
 def _write(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any], scale: NDArray[Any]) -> None:
-    """Write latents and keys divided by one scale for each token, [n, 1], or for all."""
+    """Write latents and keys, divided by one scale per token, [n, 1], or by one common scale."""
     _codes(slots, "ckv")[slots.at] = quantize(to_float32(ckv), scale)
     _codes(slots, "k_pe")[slots.at] = quantize(to_float32(k_pe), scale)
 
 
 def _read(slots: Slots, scale: NDArray[Any]) -> Tokens:
-    """Return latents and keys, float64, which holds every product of a code and a scale."""
+    """Return latents and keys in float64, which holds every product of a code and a scale."""
     ckv, k_pe = (widen(decode(_codes(slots, name)[slots.at])) for name in ("ckv", "k_pe"))
     return ckv * widen(scale), k_pe * widen(scale)
 
 
 def to_float32(x: NDArray[Any]) -> NDArray[np.float32]:
-    """Return numbers as float32; exact for every type of tokens."""
-    with np.errstate(invalid="ignore"):  # signalling NaN
+    """Return numbers as float32; this is exact for every dtype of a problem."""
+    with np.errstate(invalid="ignore"):  # signaling NaN
         return np.asarray(x, np.float32)
 
 
@@ -80,7 +81,7 @@ def _layer_scale(slots: Slots) -> NDArray[np.float32]:
 
 
 def _store_flat(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
-    """Divide everything by the scale of the layer."""
+    """Store latents and keys divided by the scale of the layer."""
     _write(slots, ckv, k_pe, _layer_scale(slots))
 
 
@@ -89,7 +90,7 @@ def _load_flat(slots: Slots) -> Tokens:
 
 
 def _store_tokens(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
-    """Divide each token by its own scale."""
+    """Store each token divided by its own scale."""
     scale = scale_of(to_float32(np.hstack([ckv, k_pe])))
     _write(slots, ckv, k_pe, scale[:, None])
     slots.scales[slots.scale_at] = scale
@@ -100,24 +101,27 @@ def _load_scaled(slots: Slots) -> Tokens:
 
 
 def _store_groups(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
-    """Divide each token by the scale of its group, which grows with what joins it.
+    """Store each token divided by the scale of its group; that scale can grow with new tokens.
 
-    For each group that an append writes to, whatever the order of its tokens:
+    An append does this for each group that it writes to, for tokens in any order:
 
-    1. ``new = max(amax / 448, 2^-126)`` over the tokens that it writes there.
-    2. Tokens in slots of the group below the lowest one that it writes are kept, provided the
-       group's scale so far, ``old``, is finite and above 0. Nothing else of the group counts.
-    3. The group's scale becomes ``max(old, new)`` if a token is kept, else ``new``.
-    4. Where that is more than ``old``, the codes c of kept tokens become
-       ``e4m3((c * old) / scale)``, each operation rounded to float32. Else they stay.
-    5. The tokens are stored with the group's scale.
+    1. Compute ``new = max(amax / 448, 2^-126)`` over the tokens that the append writes to the
+       group.
+    2. Keep the tokens in the group's slots below the lowest written slot, provided that the group's
+       current scale, ``old``, is finite and above 0. The group's other slots are ignored.
+    3. Set the group's scale to ``max(old, new)`` if a token is kept, and to ``new`` otherwise.
+    4. If the scale is now larger than ``old``, replace the codes c of kept tokens by
+       ``e4m3((c * old) / scale)``, with each operation rounded to float32. Otherwise, leave them
+       unchanged.
+    5. Store the tokens with the group's scale.
 
-    Slots are filled from a group's first one on: what lies below a written slot is a token, or is
-    written with it. So an append from a group's first slot on starts it anew; drafts that are
-    written again keep what lies before them; and what a longer append left behind the last token
-    is as it was, byte for byte, with another scale (nothing may read it, S-9). A copy of a block
-    copies its bytes and scales. As tokens share scales, what one reads as depends on which tokens
-    its group has seen and in which appends, rejected drafts among them: here S-19 holds up to that.
+    A group is filled from its first slot on: each slot below a written slot holds a token, or the
+    same append writes it. This has three consequences. An append that starts at a group's first
+    slot starts the group again. Drafts that are written again keep the tokens before them. The
+    bytes that a longer append stored behind the last token stay unchanged but have another scale;
+    nothing may read them (S-9). A copy of a block copies its bytes and scales. Tokens share scales,
+    so the value that is read for a token depends on the tokens that its group has received and on
+    how appends grouped them, rejected drafts included. In this format S-19 holds except for that.
     """
     x = to_float32(np.hstack([ckv, k_pe]))
     size = slots.layout.block_size // slots.scales.shape[1]
@@ -140,14 +144,14 @@ def _store_groups(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
 
 
 def lowest_of(places: NDArray[np.int64], group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the lowest place that tokens [n] have in each of their groups, numbered from 0."""
+    """Return the lowest of the `places` [n] in each group; groups are numbered from 0."""
     lowest = np.full(group.max(initial=-1) + 1, places.max(initial=0))
     np.minimum.at(lowest, group, places)
     return lowest
 
 
 def _store_rows(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
-    """Divide each share of a latent by its own scale; keep keys in bfloat16."""
+    """Store each scale group of a latent divided by its own scale; store keys in bfloat16."""
     shares = _shares(slots, to_float32(ckv))
     scale = scale_of(shares)
     _codes(slots, "ckv")[slots.at] = quantize(shares, scale[..., None]).reshape(ckv.shape)
@@ -163,7 +167,7 @@ def _load_rows(slots: Slots) -> Tokens:
 
 
 def _shares(slots: Slots, ckv: NDArray[Any]) -> NDArray[Any]:
-    """Return latents [n, R] cut into what shares a scale, [n, scales, R / scales]."""
+    """Return latents [n, R] as scale groups, [n, scales, R / scales]."""
     shares = slots.layout.format.inline_scales
     return ckv.reshape(len(ckv), shares, ckv.shape[1] // shares)
 

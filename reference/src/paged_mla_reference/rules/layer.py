@@ -1,7 +1,7 @@
-"""Rules S-8 and S-21: a layer between its projections, absorbed and materialized rows in one step.
+"""Rules S-8 and S-21: a layer between its projections, with absorbed and materialized rows.
 
-Every key is what the cache holds once the step's own tokens are appended, so that an answer does
-not depend on how many tokens came with it (S-19), in caches that round too.
+Every key is read from the cache after the step's own tokens are appended. The output of a token
+therefore does not depend on the number of tokens in its step (S-19), even if the cache rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def layer(
     parts: Parts = parts_of,
     join: Join = merge_parts,
 ) -> Output:
-    """Attend to the cache, which has the step's own tokens; rounded where the rules round.
+    """Attend to a cache that contains the step's own tokens; round where the rules round.
 
     Parameters
     ----------
@@ -43,8 +43,10 @@ def layer(
     batch : LayerBatch
         Valid (:func:`paged_mla_reference.rules.validation.inputs.validate_layer`).
     image : CacheImage
+        The cache after the step's append.
     parts, join : callable
-        How keys that fit no workspace are cut, and the answers over parts merged.
+        The functions that cut keys which do not fit the workspace into parts, and that merge the
+        outputs over these parts.
 
     Returns
     -------
@@ -66,9 +68,10 @@ def layer(
 
 
 def split_rows(step: Batch, rows: int) -> tuple[Batch, Batch]:
-    """Return the first `rows` rows and the others, which padded tokens follow.
+    """Return a step of the first `rows` rows, and a step of the other rows and the padded tokens.
 
-    A mask is of the first rows: with one they are all.
+    Both steps keep the mask of `step`. A step with a mask has only absorbed rows, so the first step
+    then has all rows.
     """
     tokens = int(step.cu_seqlens_q[rows])
     halves = []
@@ -91,7 +94,7 @@ def split_rows(step: Batch, rows: int) -> tuple[Batch, Batch]:
 
 
 def absorbed_step(problem: Problem, batch: LayerBatch, rounding: Rounding = Rounding.SPEC) -> Batch:
-    """Return the step with its queries absorbed, as attention over latents takes it."""
+    """Return the step with absorbed queries, for attention over latents."""
     weights = UpProjection.of_kv_b_proj(batch.kv_b_proj, problem.dims)
     return replace(batch.step, q_nope=weights.absorb(batch.step.q_nope, problem.dtype, rounding))
 
@@ -103,7 +106,23 @@ def materialized_step(
     weights: UpProjection,
     rounding: Rounding = Rounding.SPEC,
 ) -> PrefillBatch:
-    """Return the step with keys and values of every head; of a tree mask it keeps nothing."""
+    """Return the step with the keys and values of every head; the result has no tree mask.
+
+    Parameters
+    ----------
+    problem : Problem
+    step : Batch
+    image : CacheImage
+        The cache that contains all keys of the step.
+    weights : UpProjection
+    rounding : Rounding
+        ``SPEC`` rounds keys, values and a rotated ``q_pe`` to the problem's dtype.
+
+    Returns
+    -------
+    PrefillBatch
+        Causal if the problem's mask is causal, and non-causal otherwise.
+    """
     ckv, k_pe = gather_context(problem, step, image)
     k_nope, v = weights.materialize(ckv, problem.dtype, rounding)
     q_pe = step.q_pe

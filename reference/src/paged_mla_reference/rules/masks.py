@@ -1,4 +1,4 @@
-"""Rules S-4 and S-14: which keys a query sees, and the three spellings of a tree mask."""
+"""Rules S-4 and S-14: the keys that a query sees, and the three spellings of a tree mask."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from numpy.typing import NDArray
 from paged_mla_reference.rules.paging import context_lens, query_spans
 from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Problem
 
-PADDED_LINE = 0xFF  # packed lines of padded tokens: no rule lets anyone read them
+PADDED_LINE = 0xFF  # fills the packed lines of padded tokens, which nothing may read (S-9)
 
 
 def visibility(problem: Problem, batch: Batch) -> list[NDArray[np.bool_]]:
-    """Return, for each row, which of its keys each of its queries sees (S-4).
+    """Return which of its row's keys each query sees (S-4).
 
-    With ``c = context_len``, query i of a row sees key j
+    With ``c = context_len``, query i of a row sees key j under these conditions:
 
-    - causal: iff ``j <= c + i`` (aligned to the bottom right);
-    - non-causal: iff ``j < seq_len``, also where the row has more queries than keys;
-    - tree: iff ``j < c``, or draft node ``j - c`` is set on line i of the row's mask.
+    - causal mask: ``j <= c + i`` (the mask is aligned to the bottom right);
+    - non-causal mask: ``j < seq_len``, even if the row has more queries than keys;
+    - tree mask: ``j < c``, or draft node ``j - c`` is set on line i of the row's mask.
 
     Returns
     -------
     list of bool [query_len, seq_len]
-        One per row; no column for a padded row.
+        One matrix per row; the matrix of a padded row has no columns.
     """
     trees = decode_mask(problem, batch) if problem.mask is Mask.TREE else None
     seen: list[NDArray[np.bool_]] = []
@@ -37,13 +37,13 @@ def visibility(problem: Problem, batch: Batch) -> list[NDArray[np.bool_]]:
         elif trees is None:
             seen.append(np.ones((query_len, seq_len), bool))
         else:
-            drafts = trees[row][:, : seq_len - context]  # no column for a padded row
+            drafts = trees[row][:, : seq_len - context]  # a padded row has no columns
             seen.append(np.hstack([np.ones((query_len, context), bool), drafts]))
     return seen
 
 
 def keys_seen(problem: Problem, batch: Batch) -> NDArray[np.int64]:
-    """Return how many keys each query token sees, [T]; 0 for padding (S-4)."""
+    """Return how many keys each query token sees, int64 [T]; 0 for padding (S-4)."""
     seen = np.zeros(batch.num_tokens, np.int64)
     for span, visible in zip(query_spans(batch), visibility(problem, batch), strict=True):
         seen[span] = visible.sum(axis=1)
@@ -51,12 +51,20 @@ def keys_seen(problem: Problem, batch: Batch) -> NDArray[np.int64]:
 
 
 def decode_mask(problem: Problem, batch: Batch) -> list[NDArray[np.bool_]]:
-    """Return each row's draft matrix, whatever the spelling of the batch's mask (S-14).
+    """Return each row's draft matrix from a mask in any spelling (S-14).
+
+    Parameters
+    ----------
+    problem : Problem
+        Its mask is a tree mask.
+    batch : Batch
+        It has a mask.
 
     Returns
     -------
     list of bool [query_len, query_len]
-        Line i says which draft nodes of its row node i sees. Lines of padded rows mean nothing.
+        Line i marks the draft nodes of its row that node i sees. Matrices of padded rows have no
+        meaning.
     """
     assert batch.mask is not None
     matrices: list[NDArray[np.bool_]] = []
@@ -81,7 +89,7 @@ def spell_mask(
     max_draft_tokens: int,
     num_tokens: int | None = None,
 ) -> NDArray[np.bool_] | NDArray[np.uint8]:
-    """Write draft matrices in a spelling; the inverse of :func:`decode_mask` (S-14).
+    """Return draft matrices as a mask in a spelling; the inverse of :func:`decode_mask` (S-14).
 
     Parameters
     ----------
@@ -89,15 +97,17 @@ def spell_mask(
         One per row.
     spelling : MaskSpelling
     seq_lens : int32 [B]
-        Read for FULL only, whose lines carry ``seq_len - query_len`` true context columns.
+        Used only for FULL, whose lines start with ``seq_len - query_len`` true context columns.
     max_draft_tokens : int
-        Read for PACKED only, whose lines have ``ceil(max_draft_tokens / 8)`` bytes.
+        Used only for PACKED, whose lines have ``ceil(max_draft_tokens / 8)`` bytes.
     num_tokens : int, optional
-        T, read for PACKED only: lines past the rows' queries are filled with ones.
+        T, used only for PACKED: every bit of the lines past the rows' queries is 1. By default
+        there are no such lines.
 
     Returns
     -------
     bool [..] or uint8 [T, W]
+        uint8 for PACKED.
     """
     if spelling is MaskSpelling.PACKED:
         return _pack(matrices, -(-max_draft_tokens // 8), num_tokens)

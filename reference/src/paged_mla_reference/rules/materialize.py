@@ -1,4 +1,4 @@
-"""From a step of a case to what a backend is handed: its batch, and the cache before it."""
+"""Conversion of a case's step to the inputs of a backend: its batch and the cache before it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from paged_mla_shared.strides import strided
 
 
 def materialize(step: Step) -> tuple[Batch, CacheImage]:
-    """Return the step's batch, its mask respelled, and the cache as it is before the step.
+    """Return the step's batch, with its mask in the problem's spelling, and the cache before it.
 
-    Context latents lie at their slots (S-1). Everything else is poison (S-9), as
-    :mod:`paged_mla_shared.poison` has it. Only live blocks are stored, so the number of blocks
-    does not matter.
+    The context tokens are stored at their slots (S-1). All other bytes are poison (S-9), which
+    :mod:`paged_mla_shared.poison` defines. The image stores only live blocks, so the cache may have
+    any number of blocks.
     """
     batch = respelt(step.problem, step.batch, step.packed_padding)
     if step.strided_inputs and batch.mask is not None:
@@ -32,7 +32,7 @@ def materialize(step: Step) -> tuple[Batch, CacheImage]:
 
 
 def live_blocks(step: Step) -> NDArray[np.int64]:
-    """Return the blocks some row uses or some explicit slot names, sorted."""
+    """Return the sorted ids of all blocks that a row uses or that contain an explicit slot."""
     batch, block_size = step.batch, step.problem.block_size
     found = [used_blocks(batch, row, block_size) for row in range(batch.num_rows)]
     if batch.slot_mapping is not None:
@@ -41,7 +41,10 @@ def live_blocks(step: Step) -> NDArray[np.int64]:
 
 
 def respelt(problem: Problem, batch: Batch, packed_padding: int = 0) -> Batch:
-    """Return a batch whose tree mask, spelled QLEN, is spelled as the problem has it (S-14)."""
+    """Return the batch with its QLEN tree mask converted to the problem's spelling (S-14).
+
+    A packed mask gets `packed_padding` additional bytes per line.
+    """
     if problem.mask is not Mask.TREE:
         return batch
     matrices = decode_mask(replace(problem, mask_spelling=MaskSpelling.QLEN), batch)
@@ -70,7 +73,7 @@ def _cache_before(step: Step) -> CacheImage:
 
 
 def _round_scales_up(image: CacheImage) -> None:
-    """Make powers of two of an image's scales, in place: what a writer of that kind may leave."""
+    """Round an image's scales up to powers of two, in place, as some cache writers do."""
     layout = image.layout
     scales = [layout.scales(image.blocks)]
     if layout.format.inline_scales:

@@ -1,4 +1,4 @@
-"""Rule S-8: merging partial answers over disjoint keys into one."""
+"""Rule S-8: merging partial results over disjoint keys."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from paged_mla_shared.problem import Output
 
 
 def merge(partials: Sequence[Output]) -> Output:
-    """Merge partial answers of the same queries over disjoint sets of keys (S-8).
+    """Merge partial results of the same queries over disjoint sets of keys (S-8).
 
     ``lse = ln sum_i exp(lse_i)``; ``out = sum_i exp(lse_i - lse) * out_i``.
 
-    The merge is total: a partial with ``lse`` -inf has weight exactly 0 whatever its ``out``
-    holds, NaN included, and a query with no other partial gets ``(0, -inf)``. The order of the
-    partials does not matter beyond rounding.
+    A partial result with ``lse`` -inf is empty: it has weight exactly 0 for any content of its
+    ``out``, NaN included. The merged result of a query with only empty partial results is
+    ``(0, -inf)``. The order of the partial results does not change the result beyond rounding.
 
     Parameters
     ----------
     partials : sequence of Output
         At least one; ``out`` float32 [T, H, R], ``lse`` float32 [T, H] in nats, finite or -inf.
-        Any strides, but for the last of ``out``, which is 1.
+        Strides are arbitrary, but the last stride of ``out`` is 1.
 
     Returns
     -------
@@ -34,14 +34,14 @@ def merge(partials: Sequence[Output]) -> Output:
     Raises
     ------
     InvalidArgument
-        Shapes or dtypes differ, or an ``lse`` is NaN or +inf.
+        `partials` is empty, shapes or dtypes are wrong, or an ``lse`` is NaN or +inf.
     """
     validate_partials(partials)
     return merge_unchecked(partials)
 
 
 def merge_unchecked(partials: Sequence[Output]) -> Output:
-    """Merge as :func:`merge` does; what is NaN in a part is NaN in the whole, and no error."""
+    """Merge as :func:`merge` does, without checks: NaN in a partial result gives NaN in the sum."""
     lses = np.stack([widen(partial.lse) for partial in partials])  # [n, T, H]
     outs = np.stack([widen(partial.out) for partial in partials])  # [n, T, H, R]
     empty = np.isneginf(lses)  # [n, T, H]

@@ -1,4 +1,4 @@
-"""Rules S-6 and S-17: filling a step up to the fixed shapes of a captured graph."""
+"""Rules S-6 and S-17: padding a step to the fixed shapes of a captured graph."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ UNREADABLE_BLOCK = 2**31 - 1
 def pad_batch(
     problem: Problem, batch: Batch, num_rows: int, num_tokens: int, padded_query_len: int = 0
 ) -> Batch:
-    """Return the step with B = `num_rows` and T = `num_tokens`, real rows and tokens first.
+    """Return the step padded to `num_rows` rows and `num_tokens` tokens, behind the real ones.
 
-    Padded rows have ``seq_len`` 0. Padded tokens are NaN, padded table entries no block at all:
-    whatever an engine leaves there is as good (S-9). Real tokens keep their answers bit for
-    bit; padded ones get ``(0, -inf)`` (S-6).
+    Padded rows have ``seq_len`` 0. Padded tokens are NaN, and padded table entries are not legal
+    block ids: an engine may leave any bits there (S-9). Real tokens keep their outputs bit for bit,
+    and padded tokens have the output ``(0, -inf)`` (S-6).
 
     Parameters
     ----------
+    problem : Problem
+    batch : Batch
     num_rows, num_tokens : int
-        At least the batch's own, plus `padded_query_len` tokens for each padded row.
+        At least the batch's own numbers, plus `padded_query_len` tokens for each padded row.
     padded_query_len : {0, 1}
-        Query tokens of a padded row. Both are met: engines that pad ``cu_seqlens_q`` flat, and
-        engines whose decode graphs hold one token in every row.
+        Query tokens of a padded row. Some engines repeat the last entry of ``cu_seqlens_q`` (0);
+        the decode graphs of other engines have one token in every row (1).
     """
     more = num_rows - batch.num_rows
     last = int(batch.cu_seqlens_q[-1])

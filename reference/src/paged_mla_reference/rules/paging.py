@@ -1,4 +1,4 @@
-"""Rules S-1 and S-2: slots of positions, blocks of rows, lengths of contexts."""
+"""Rules S-1 and S-2: the slots of positions, the blocks of rows and the lengths of contexts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ NO_SLOT = -1
 
 
 def blocks_of(seq_len: int, block_size: int) -> int:
-    """Return the blocks that `seq_len` tokens occupy, ``ceil(seq_len / block_size)``."""
+    """Return the number of blocks that `seq_len` tokens occupy, ``ceil(seq_len / block_size)``."""
     return -(-seq_len // block_size)
 
 
 def used_blocks(batch: Batch, row: int, block_size: int) -> NDArray[np.int64]:
-    """Return the only table entries of a row that may be read, int64 [blocks] (S-1, S-9)."""
+    """Return the block ids of a row that may be read, int64 [blocks] (S-1, S-9).
+
+    The row has ``ceil(seq_len / block_size)`` of them; the other table entries are unread.
+    """
     return batch.block_table[row, : blocks_of(int(batch.seq_lens[row]), block_size)].astype(
         np.int64
     )
@@ -28,33 +31,33 @@ def used_blocks(batch: Batch, row: int, block_size: int) -> NDArray[np.int64]:
 def slots_of(
     table_row: NDArray[Any], positions: NDArray[np.int64], block_size: int
 ) -> NDArray[np.int64]:
-    """Return where the tokens of one row lie in the cache (S-1).
+    """Return the slots of tokens of one row (S-1).
 
     ``slot = table_row[p // block_size] * block_size + p % block_size``
 
     Parameters
     ----------
     table_row : int [M]
-        The row's block ids; entries that no position needs are not read.
+        The row's block ids; the function reads only the entries of the given positions.
     positions : int64 [n]
-        Token indices inside the row, 0 .. seq_len - 1.
+        Token indices inside the row, 0 to seq_len - 1.
     block_size : int
         Tokens per block.
 
     Returns
     -------
     int64 [n]
-        In tokens. 64 bits: slots of legal caches exceed 31 bits once multiplied by a stride.
+        Slots have 64 bits because a legal slot times a stride can exceed 31 bits.
     """
     block_ids = table_row[positions // block_size].astype(np.int64)
     return block_ids * block_size + positions % block_size
 
 
 def context_lens(batch: Rows) -> NDArray[np.int64]:
-    """Return the tokens each row had before this step, int64 [B] (S-2).
+    """Return the number of tokens that each row had before this step, int64 [B] (S-2).
 
-    ``context_len = max(seq_len - query_len, 0)``: 0 for a padded row (``seq_len`` 0), however many
-    query tokens it carries, and for a non-causal row with fewer keys than queries.
+    ``context_len = max(seq_len - query_len, 0)``. It is 0 for a padded row (``seq_len`` 0) with any
+    number of query tokens, and for a non-causal row with fewer keys than queries.
     """
     before = batch.seq_lens.astype(np.int64) - batch.query_lens
     return before.clip(min=0)
@@ -67,7 +70,7 @@ def query_spans(batch: Rows) -> list[slice]:
 
 
 def keys_of_tokens(batch: Rows) -> NDArray[np.int64]:
-    """Return the length of each query token's row, int64 [T]; 0 for padding."""
+    """Return the ``seq_len`` of each query token's row, int64 [T]; 0 for padding."""
     keys = np.zeros(batch.num_tokens, np.int64)
     keys[: int(batch.cu_seqlens_q[-1])] = np.repeat(batch.seq_lens, batch.query_lens)
     return keys

@@ -1,4 +1,4 @@
-"""Rule S-18: a cache divided over the ranks of a context-parallel group."""
+"""Rule S-18: a cache that is divided among the ranks of a context-parallel group."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from paged_mla_shared.problem import Batch, Problem
 
 @dataclass(frozen=True)
 class ContextParallel:
-    """How positions are dealt to ranks: `interleave` tokens each, round and round (S-18).
+    """The assignment of positions to ranks: round robin, `interleave` tokens at a time (S-18).
 
     Parameters
     ----------
     world : int
-        Ranks, 1 to 1024.
+        Number of ranks, 1 to 1024.
     interleave : int
-        Consecutive tokens one rank gets, >= 1.
+        Number of consecutive tokens that one rank owns, >= 1.
     """
 
     world: int
     interleave: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse groups that cannot be.
+        """Check the sizes.
 
         Raises
         ------
         InvalidArgument
+            `world` or `interleave` is not in its range.
         """
         if not 1 <= self.world <= 1024:
             raise InvalidArgument("world", self.world, "1 to 1024")
@@ -48,10 +49,11 @@ class ContextParallel:
         return (positions // self.interleave) % self.world
 
     def local_len(self, seq_len: int, rank: int) -> int:
-        """Return how many of a row's `seq_len` tokens a rank caches, by formula.
+        """Return how many of a row's `seq_len` tokens a rank caches.
 
-        Whole rounds give every rank `interleave` tokens; what is left over is dealt from rank
-        0 on. 0 is an ordinary answer: such a rank contributes ``(0, -inf)`` (S-6, S-8).
+        Every whole round assigns `interleave` tokens to each rank. The remaining tokens are
+        assigned from rank 0 on. The result may be 0; the rank then contributes ``(0, -inf)``
+        (S-6, S-8).
         """
         rounds, left = divmod(seq_len, self.world * self.interleave)
         mine = min(max(left - rank * self.interleave, 0), self.interleave)
@@ -68,21 +70,28 @@ UNDIVIDED = ContextParallel(1)
 
 
 def rank_batch(problem: Problem, batch: Batch, group: ContextParallel, rank: int) -> Batch:
-    """Return a causal step as one rank runs it: every query token is a row of its own (S-18).
+    """Return a causal step as one rank runs it: each query token is a separate row (S-18).
 
-    A row's ``seq_len`` counts the keys its query sees on this rank, by formula; a rank without
-    one gets a padded row, and answers ``(0, -inf)`` (S-6). Only the owner of a token writes it.
-    Blocks are those of the whole group, each with ``block_size`` tokens on every rank.
+    A row's ``seq_len`` is the number of keys that its query sees on this rank. If there are none,
+    the row is a padded row, and its output is ``(0, -inf)`` (S-6). Only the owner of a token writes
+    it. The block ids are those of the whole group; each block has ``block_size`` tokens on every
+    rank.
 
     Parameters
     ----------
     problem : Problem
-        Of one rank's cache; ``block_size`` is a multiple of the group's interleave. Without a
-        rope: a rank's indices are not positions, so queries and keys arrive rotated.
+        The problem of one rank's cache; ``block_size`` is a multiple of the group's interleave. It
+        has no rope: a rank's indices are not positions, so the caller rotates queries and keys.
     batch : Batch
         Causal, without explicit slots; its blocks span ``block_size * world`` tokens.
     group : ContextParallel
     rank : int
+        0 to ``world - 1``.
+
+    Returns
+    -------
+    Batch
+        It has explicit slots; slot -1 marks tokens of other ranks.
 
     Raises
     ------
@@ -90,7 +99,7 @@ def rank_batch(problem: Problem, batch: Batch, group: ContextParallel, rank: int
         The problem has a rope.
     """
     if problem.rope is not None:
-        raise InvalidArgument("rope", problem.rope, "none on a rank of a divided cache")
+        raise InvalidArgument("rope", problem.rope, "no rope on a rank of a divided cache")
     seq_lens = np.zeros(batch.num_tokens, np.int32)
     slots = np.full(batch.num_tokens, NO_SLOT, np.int64)
     table = np.full((batch.num_tokens, batch.block_table.shape[1]), NO_SLOT, np.int32)
@@ -122,10 +131,10 @@ def attend_rank(
     *,
     rounding: Rounding = Rounding.SPEC,
 ) -> Answer:
-    """Attend every query to the keys one rank owns; merging all ranks gives the whole (S-18).
+    """Attend every query to the keys that one rank owns (S-18).
 
-    Visibility is decided by global positions: the causal bound of a rank's keys is not the
-    rank's local length.
+    The merged results of all ranks are the result over all keys. Global positions determine which
+    keys a query sees: a rank's local length is not the causal bound of its keys.
     """
     visible = []
     for seen in visibility(problem, batch):

@@ -1,4 +1,4 @@
-"""Rule S-3: positions of query tokens, and the slots their keys are written to."""
+"""Rule S-3: the positions of query tokens, and the slots to which their keys are written."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from paged_mla_shared.problem import Batch, Mask, Metadata, Problem
 
 
 def metadata(problem: Problem, batch: Batch) -> Metadata:
-    """Return what a plan derives from lengths, table and mask (S-1, S-3).
+    """Return the positions and slots that follow from lengths, block table and mask (S-1, S-3).
 
-    Token i of a row has index ``seq_len - query_len + i`` and its key goes to the slot of that
-    index. Its position is the same number, except in a draft tree, where it is ``context_len`` plus
-    the node's depth: siblings share a position, never a slot.
+    Token i of a row has the index ``seq_len - query_len + i``, and its key has the slot of that
+    index. Its position is equal to its index, except in a draft tree: there it is ``context_len``
+    plus the depth of the node. Siblings share a position but never a slot.
 
-    A non-causal row may have more queries than keys (S-2). The index of its first queries is then
-    negative: they are in front of the row's first position, have position 0 and no slot, and see
-    all keys of the row as the others do.
+    A non-causal row may have more queries than keys (S-2). Its first queries then have a negative
+    index: they are in front of the row's first position, have position 0 and no slot, and see all
+    keys of the row like the row's other queries.
 
     Returns
     -------
     Metadata
         Position 0 and slot -1 for padding (tokens of rows with ``seq_len`` 0, and tokens at or
         past ``cu_seqlens_q[-1]``) and for queries in front of a row's first position.
-        ``batch.slot_mapping`` plays no part.
+        ``batch.slot_mapping`` is ignored.
     """
     positions = np.zeros(batch.num_tokens, np.int64)
     slots = np.full(batch.num_tokens, NO_SLOT, np.int64)
@@ -46,7 +46,7 @@ def metadata(problem: Problem, batch: Batch) -> Metadata:
 def _depths(problem: Problem, batch: Batch) -> list[NDArray[np.int64]]:
     """Return each query's distance from the end of its row's context, one int64 [q] per row.
 
-    A tree node is as deep as the number of drafts it sees besides itself.
+    The depth of a tree node is the number of other draft nodes that it sees.
     """
     if problem.mask is Mask.TREE:
         return [tree.sum(axis=1, dtype=np.int64) - 1 for tree in decode_mask(problem, batch)]

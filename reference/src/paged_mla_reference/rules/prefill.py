@@ -1,8 +1,8 @@
-"""Rule S-21: attention over keys and values of every head, as long prompts are computed.
+"""Rule S-21: attention over the keys and values of every head, which long prompts use.
 
-A key of head h is ``[k_nope[h] || k_pe]``, a value ``v[h]``;
-:mod:`paged_mla_reference.rules.absorb` makes them from latents and says why the answer is the
-absorbed one.
+A key of head h is ``[k_nope[h] || k_pe]``, and a value is ``v[h]``.
+:mod:`paged_mla_reference.rules.absorb` computes them from latents and explains why the output is
+equal to the output of absorbed attention.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ def prefill(
     ``s_j = softmax_scale * (q_nope[h] . k_nope_j[h] + q_pe[h] . k_pe_j)``;
     ``lse = ln sum_j exp(s_j)``; ``out = sum_j exp(s_j - lse) * v_j[h]``.
 
-    A query that sees nothing, and a padded one, gets ``out`` 0 and ``lse`` -inf (S-6). No key is
-    read that no query sees (S-9).
+    A query that sees no key, and a padded query, have ``out`` 0 and ``lse`` -inf (S-6). A key that
+    no query sees has no effect (S-9).
 
     Parameters
     ----------
     problem : Problem
-        Read for dims, dtype and scale.
+        The function reads its dims, dtype and softmax scale.
     batch : PrefillBatch
         Valid (:func:`paged_mla_reference.rules.validation.inputs.validate_prefill`).
     rounding : Rounding
         Where results are rounded: nowhere, or at the specification's rounding points. These are
-        scores (float32), the weights that meet the values (the problem's dtype; the denominator
+        scores (float32), the weights that multiply the values (the problem's dtype; the denominator
         sums float32 weights), ``out`` (the problem's dtype) and ``lse`` (float32).
     visible : sequence of bool [queries, keys], optional
-        Which keys each query of a row sees, one for each row; those of ``batch.causal`` if left
-        out.
+        One matrix per row, which marks the keys that each query sees. By default,
+        ``batch.causal`` determines them.
 
     Returns
     -------
-    Answer
-        ``out`` is [T, H, V]; ``value_bound`` is of ``v``.
+    output : Answer
+        ``out`` is [T, H, V]; ``value_bound`` is the largest ``|v|`` over the visible keys;
+        ``turn_error`` is 0.
     """
     dims = problem.dims
     answer = nothing_visible(batch.num_tokens, dims.num_heads, dims.v_head_dim)
@@ -78,7 +79,7 @@ def prefill(
 
 
 def sees(queries: int, keys: int, *, causal: bool) -> NDArray[np.bool_]:
-    """Return which keys each query of a row sees, bool [queries, keys] (S-4)."""
+    """Return the mask of the keys that each query of a row sees, bool [queries, keys] (S-4)."""
     if not causal:
         return np.ones((queries, keys), bool)
     return np.tri(queries, keys, keys - queries, dtype=bool)

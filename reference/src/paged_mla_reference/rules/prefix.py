@@ -1,4 +1,4 @@
-"""Rule S-13: which cached blocks a new request may reuse."""
+"""Rule S-13: the cached blocks that a new request may reuse."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ ROOT_KEY = hashlib.sha256(b"paged-mla prefix root").digest()
 def block_key(parent: bytes, tokens: Sequence[int], extra_keys: Sequence[str] = ()) -> bytes:
     """Return the key of one full block, 32 bytes (S-13).
 
-    The key stands for everything a cached latent depends on: all tokens before the block (by
-    `parent`), every token in it, and what else changes the model's answer.
+    The key identifies everything on which a cached latent depends: all tokens before the block
+    (through `parent`), all tokens of the block, and other inputs that change the model's output.
 
     Parameters
     ----------
     parent : bytes
-        Key of the block before, :data:`ROOT_KEY` for the first.
+        Key of the preceding block; :data:`ROOT_KEY` for the first block.
     tokens : sequence of int
         Token ids of the block, in order.
     extra_keys : sequence of str
-        Adapter, cache salt, hashes of images: in an order the engine keeps.
+        Adapter, cache salt or hashes of images, always in the same order.
 
     Notes
     -----
-    Each part is written with its length in front, so that no two inputs share an encoding.
+    Each part is hashed with its length in front, so that different inputs have different encodings.
     """
     parts = [parent, *(token.to_bytes(8, "little", signed=True) for token in tokens)]
     parts += [b"extra", *(key.encode() for key in extra_keys)]
@@ -39,7 +39,7 @@ def block_key(parent: bytes, tokens: Sequence[int], extra_keys: Sequence[str] = 
 
 @dataclass(frozen=True)
 class BlockContent:
-    """What a full block holds: everything its key stands for."""
+    """The content of a full block: everything that its key identifies."""
 
     parent: bytes
     tokens: tuple[int, ...]
@@ -57,7 +57,7 @@ class BlockContent:
         tokens: Sequence[int],
         extra_keys: Sequence[str] = (),
     ) -> BlockContent:
-        """Return the contents of the block that follows `previous`, ``None`` for the first."""
+        """Return the content of the block that follows `previous`; ``None`` precedes the first."""
         parent = ROOT_KEY if previous is None else previous.key
         return cls(parent, tuple(tokens), tuple(extra_keys))
 
@@ -65,7 +65,7 @@ class BlockContent:
 def block_contents(
     tokens: Sequence[int], block_size: int, extra_keys: Sequence[str] = ()
 ) -> list[BlockContent]:
-    """Return a request's full blocks in order; a last, partial block is none (S-13)."""
+    """Return the contents of a request's full blocks in order, without a partial block (S-13)."""
     contents: list[BlockContent] = []
     for end in range(block_size, len(tokens) + 1, block_size):
         previous = contents[-1] if contents else None
@@ -81,10 +81,10 @@ def block_keys(
 
 
 class PrefixIndex:
-    """Blocks whose contents are known, by key.
+    """Blocks with known contents, indexed by key.
 
-    An entry keeps what its block holds, and a key that stands for two different contents is an
-    error, not a hit.
+    An entry stores the content of its block. A key of two different contents raises an error and is
+    not a hit.
 
     Parameters
     ----------
@@ -97,7 +97,13 @@ class PrefixIndex:
         self._entries: dict[bytes, tuple[BlockContent, int]] = {}
 
     def insert(self, content: BlockContent, block_id: int) -> int:
-        """Remember a full block; return the block that holds `content`, the older one if known."""
+        """Add a full block; return the block that holds `content`, an older block if there is one.
+
+        Raises
+        ------
+        RuntimeError
+            A block with another content has the same key.
+        """
         holder = self.find(content)
         if holder is None:
             self._entries[content.key] = content, block_id
@@ -105,34 +111,40 @@ class PrefixIndex:
         return holder
 
     def evict(self, content: BlockContent) -> None:
-        """Forget a block whose contents are about to change."""
+        """Remove a block whose content is about to change.
+
+        Raises
+        ------
+        KeyError
+            No block with this content is known.
+        """
         del self._entries[content.key]
 
     def find(self, content: BlockContent) -> int | None:
-        """Return the block that holds `content`, ``None`` if no block does.
+        """Return the block that holds `content`, or ``None`` if there is none.
 
         Raises
         ------
         RuntimeError
-            The key is that of a block with other contents.
+            A block with another content has the same key.
         """
         entry = self._entries.get(content.key)
         if entry is None:
             return None
         if entry[0] != content:
-            raise RuntimeError(f"block {entry[1]}: one key for two contents")
+            raise RuntimeError(f"block {entry[1]} has another content with the same key")
         return entry[1]
 
     def lookup(self, tokens: Sequence[int], extra_keys: Sequence[str] = ()) -> list[int]:
-        """Return the blocks a request may start from, in order (S-13).
+        """Return the cached blocks that a request may reuse, in order (S-13).
 
-        The longest run of known blocks from the first on, of at most ``n - 1`` tokens: the
-        last token of a prompt is always computed, since its output is what was asked for.
+        These are the longest run of known blocks from the first block on, with at most ``n - 1``
+        tokens. The last token of a prompt is always computed, because the request needs its output.
         """
         return self.longest(block_contents(tokens[:-1], self.block_size, extra_keys))
 
     def longest(self, contents: Iterable[BlockContent]) -> list[int]:
-        """Return the blocks of the longest run of known contents, from the first on."""
+        """Return the blocks of the longest run of known contents, from the first content on."""
         found: list[int] = []
         for content in contents:
             block_id = self.find(content)

@@ -1,13 +1,13 @@
-"""Rule S-11: queries of 8 bits, for kernels that multiply them with what a cache of 8 bits holds.
+"""Rule S-11: 8-bit queries, for kernels that multiply them with the codes of an 8-bit cache.
 
-The query of a token and head is one line ``[q_nope || q_pe]``, whose second part is rotated and
-rounded to the problem's dtype first (S-12). Its numbers become e4m3 codes as cached ones do
-(:mod:`paged_mla_reference.rules.fp8`): ``e4m3(x / s)``, one float32 division and one rounding. The
-scale s is one float32 for all queries, which the caller gives, or each line's own from its data,
-over both parts: ``max(amax / 448, 2^-126)``.
+The query of a token and head is one line ``[q_nope || q_pe]``; its second part is first rotated and
+rounded to the problem's dtype (S-12). Its numbers become e4m3 codes in the same way as cached
+numbers (:mod:`paged_mla_reference.rules.fp8`): ``e4m3(x / s)``, one float32 division and one
+rounding. The scale s is either one float32 for all queries, which the caller passes, or it is
+computed for each line from the data of both parts: ``max(amax / 448, 2^-126)``.
 
-What a given scale is too small for becomes 448 of its sign. An infinite number becomes NaN, as NaN
-does: neither has a say in a scale, and the answer of such a query must show it.
+A number that is too large for a passed scale becomes 448 with its sign. Infinities and NaN become
+NaN. They are ignored when a scale is computed, and the output of their query must show them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from paged_mla_shared.problem import Batch, Problem
 def quantize_queries(
     problem: Problem, batch: Batch, scale: float | None = None
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Return the step's queries as codes with scales (S-11); those of padding hold anything.
+    """Return the step's queries as codes with scales (S-11); rows of padding may hold any bits.
 
     Parameters
     ----------
     problem : Problem
     batch : Batch
     scale : float or None
-        A finite float32 > 0 that divides all queries; ``None`` takes one from the data for each
-        token and head.
+        A finite float32 > 0 that divides all queries. ``None`` computes a scale from the data for
+        each token and head.
 
     Returns
     -------
     codes : uint8 [T, H, R + P]
     scales : float32 [T, H]
-        What each line's values are multiplied by.
+        The factor by which each line's codes are multiplied to get its values.
     """
     q_pe = batch.q_pe
     if problem.rope is not None:

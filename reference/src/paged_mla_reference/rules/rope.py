@@ -1,4 +1,4 @@
-"""Rule S-12: rotary embedding with both pairings, and YaRN; the scale of rule S-5."""
+"""Rule S-12: rotary embedding with both pairings and YaRN; also the softmax scale of rule S-5."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paged_mla_shared.rope import legal_rope
 def rotate(x: NDArray[np.float64], positions: NDArray[np.int64], rope: Rope) -> NDArray[np.float64]:
     """Rotate queries or keys at absolute positions, once and before caching (S-12).
 
-    Pair i of ``P / 2`` turns by ``position * frequency[i]``. Interleaved pairing mixes elements
-    ``(2i, 2i + 1)`` (DeepSeek's main attention), NeoX pairing ``(i, i + P / 2)``; each result
-    stays where its input was.
+    The function rotates pair i of ``P / 2`` by the angle ``position * frequency[i]``. With
+    interleaved pairing, pair i has the elements ``(2i, 2i + 1)`` (DeepSeek's main attention). With
+    NeoX pairing, it has the elements ``(i, i + P / 2)``. Each result has the place of its input.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def rotate(x: NDArray[np.float64], positions: NDArray[np.int64], rope: Rope) -> 
     Returns
     -------
     float64 [T, ..., P]
-        Unrounded. Callers round to the problem's dtype.
+        Not rounded. Callers round to the problem's dtype.
     """
     half = x.shape[-1] // 2
     angles = positions[:, None] * frequencies(rope, x.shape[-1])  # [T, P/2]
@@ -44,11 +44,11 @@ def rotate(x: NDArray[np.float64], positions: NDArray[np.int64], rope: Rope) -> 
 
 
 def frequencies(rope: Rope, dim: int) -> NDArray[np.float64]:
-    """Return radians per position of each pair, float64 [dim / 2] (S-12).
+    """Return the frequency of each pair in radians per position, float64 [dim / 2] (S-12).
 
-    Without YaRN ``theta ** (-2i / dim)``. With YaRN, pairs that turn often over the original
-    context keep that frequency, pairs that turn seldom are slowed by ``factor``, and a linear
-    ramp joins them.
+    Without YaRN, the frequency of pair i is ``theta ** (-2i / dim)``. With YaRN, pairs that rotate
+    many times over the original context keep that frequency, and the frequencies of pairs that
+    rotate few times are divided by ``factor``. A linear ramp connects both ranges.
 
     Raises
     ------
@@ -63,12 +63,12 @@ def frequencies(rope: Rope, dim: int) -> NDArray[np.float64]:
     base = rope.theta ** (-np.arange(0, dim, 2) / dim)  # [P/2]
     if rope.yarn is None:
         return base
-    slowed = _ramp(rope.theta, rope.yarn, dim)  # [P/2], 0 keeps, 1 slows
+    slowed = _ramp(rope.theta, rope.yarn, dim)  # [P/2], 0: unchanged, 1: divided by the factor
     return base * (1 - slowed) + base / rope.yarn.factor * slowed
 
 
 def magnitude(rope: Rope) -> float:
-    """Return the factor on cos and sin: 1 without YaRN, and for DeepSeek-V3's settings (S-12)."""
+    """Return the factor of cos and sin; 1 without YaRN and with DeepSeek-V3's settings (S-12)."""
     yarn = legal_rope(rope).yarn
     if yarn is None:
         return 1.0
@@ -83,8 +83,9 @@ def mscale(factor: float, weight: float) -> float:
 def yarn_softmax_scale(dims: MlaDims, rope: Rope | None = None) -> float:
     """Return the model's softmax scale (S-5).
 
-    ``(N + P) ** -0.5 * mscale(factor, mscale_all_dim) ** 2``: the width of a materialized head,
-    never ``(R + P) ** -0.5``, the width of the absorbed one.
+    The scale is ``(N + P) ** -0.5 * mscale(factor, mscale_all_dim) ** 2``, where ``N + P`` is the
+    width of a materialized head. It is never ``(R + P) ** -0.5``: ``R + P`` is the width of an
+    absorbed head.
 
     Raises
     ------
@@ -99,7 +100,7 @@ def yarn_softmax_scale(dims: MlaDims, rope: Rope | None = None) -> float:
 
 
 def _ramp(theta: float, yarn: Yarn, dim: int) -> NDArray[np.float64]:
-    """Return how far each pair is slowed, 0 to 1, float64 [dim / 2]."""
+    """Return the weight of YaRN's lower frequency for each pair, 0 to 1, float64 [dim / 2]."""
 
     def pair_that_turns(times: float) -> float:
         wavelength = yarn.original_max_position / (times * 2 * math.pi)
@@ -107,5 +108,5 @@ def _ramp(theta: float, yarn: Yarn, dim: int) -> NDArray[np.float64]:
 
     low = max(float(math.floor(pair_that_turns(yarn.beta_fast))), 0.0)
     high = min(float(math.ceil(pair_that_turns(yarn.beta_slow))), dim - 1.0)
-    width = high - low if high != low else 0.001  # the published code's guard
+    width = high - low if high != low else 0.001  # the same guard as in the published code
     return np.clip((np.arange(dim // 2) - low) / width, 0, 1)

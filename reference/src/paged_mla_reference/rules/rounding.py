@@ -1,7 +1,7 @@
-"""Rounding to storage types, in one place.
+"""Rounding to storage types.
 
-Nothing else in this package turns a float64 into a narrower type, so that every rounding
-point of the specification can be found by the name of these helpers.
+No other module of this package rounds a float64 to a narrower type. The names of these functions
+therefore mark every rounding point of the specification.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paged_mla_shared.dtypes import numpy_dtype
 
 
 class Rounding(StrEnum):
-    """Whether an answer is rounded where the specification rounds (S-5)."""
+    """Whether results are rounded at the rounding points of the specification (S-5)."""
 
     EXACT = "exact"  # float64 throughout
     SPEC = "spec"  # rounded at every rounding point of the rules
@@ -29,9 +29,9 @@ def round_to(x: NDArray[Any], dtype: str) -> NDArray[Any]:
     Parameters
     ----------
     x : float [...]
-        Any values; NaN and infinities stay what they are.
+        Any values; NaN stays NaN, and infinities keep their sign.
     dtype : {"float32", "float16", "bfloat16"}
-        Values beyond its largest finite one become infinite, as IEEE 754 says.
+        A value that rounds past its largest finite number becomes infinite, as in IEEE 754.
 
     Returns
     -------
@@ -45,23 +45,23 @@ def round_to(x: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def widen(x: NDArray[Any]) -> NDArray[np.float64]:
-    """Return `x` as float64; exact for every storage type."""
-    with np.errstate(invalid="ignore"):  # signalling NaN
+    """Return `x` as float64; this is exact for every storage type."""
+    with np.errstate(invalid="ignore"):  # signaling NaN
         return np.asarray(x, np.float64)
 
 
 def ulp(magnitude: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
-    """Return the spacing of `dtype` at each magnitude."""
+    """Return the distance between neighboring numbers of `dtype` at each magnitude."""
     info = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]  # ml_dtypes has no types
     exponent = np.floor(np.log2(np.maximum(magnitude, float(info.smallest_normal))))
     return np.asarray(np.exp2(exponent) * float(info.eps), np.float64)
 
 
 def _odd_float32(x: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Round to float32 so that a second rounding, to bfloat16, is as good as one.
+    """Round to float32 so that a second rounding, to bfloat16, gives the correctly rounded value.
 
-    Of the two float32 neighbours of an inexact value this picks the one with an odd last bit,
-    which is never halfway between two bfloat16 values.
+    Of the two float32 neighbors of an inexact value, this function returns the neighbor with an odd
+    last bit. It is never halfway between two bfloat16 values.
     """
     near = np.array(x, np.float32)
     inexact = np.isfinite(x) & (near.astype(np.float64) != x)

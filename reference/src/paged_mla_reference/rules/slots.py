@@ -1,4 +1,4 @@
-"""Slots inside raw blocks, and what a cache format does to the tokens in them (S-11)."""
+"""Slots inside raw blocks, and the functions that a cache format consists of (S-11)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ Tokens = tuple[NDArray[Any], NDArray[Any]]  # ckv [n, R] and k_pe [n, P]
 
 @dataclass(frozen=True)
 class Slots:
-    """Slots inside raw blocks: token ``token[i]`` of ``blocks[block[i]]``.
+    """Slots inside raw blocks: slot i is token ``token[i]`` of ``blocks[block[i]]``.
 
     Parameters
     ----------
     layout : CacheLayout
     blocks : uint8 [m, block_bytes]
-    block, token : int64 [n]
+    block : int64 [n]
+        Index into `blocks`, 0 to m - 1.
+    token : int64 [n]
+        Token inside its block, 0 to block_size - 1.
     """
 
     layout: CacheLayout
@@ -32,40 +35,40 @@ class Slots:
 
     @property
     def at(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Index of the tokens in what is [m, block_size, ...]."""
+        """Index of the tokens in an array [m, block_size, ...]."""
         return self.block, self.token
 
     @property
     def scale_at(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Index of the tokens' scales in what is [m, G], for formats whose blocks have any."""
+        """Index of the tokens' scales in an array [m, G], for formats whose blocks have scales."""
         scales = self.layout.format.scales_per_block(self.layout.block_size)
         return self.block, self.token * scales // self.layout.block_size
 
     @property
     def rows(self) -> NDArray[np.uint8]:
-        """All rows, uint8 [m, block_size, token_bytes], to be read and written."""
+        """Writable view of the bytes of all slots, uint8 [m, block_size, token_bytes]."""
         return self.layout.rows(self.blocks)
 
     @property
     def scales(self) -> NDArray[np.float32]:
-        """All scales, float32 [m, G], to be read and written."""
+        """Writable view of all scales, float32 [m, G]."""
         return self.layout.scales(self.blocks)
 
     def field(self, name: str) -> NDArray[Any]:
-        """Return one field of all rows, [m, block_size, count], to be read and written."""
+        """Return a writable view of one field of all slots, [m, block_size, count]."""
         return self.layout.field(self.blocks, name)
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """What a format does to tokens.
+    """The two functions of a cache format.
 
     Parameters
     ----------
     store : callable
-        Writes tokens to slots, in place: rows and the scales that go with them, nothing else.
+        Writes tokens to slots, in place: the bytes of the slots and their scales, nothing else.
     load : callable
-        Returns the tokens in slots, in any type that holds their values exactly.
+        Returns the tokens in slots, in a type that holds their values exactly.
     """
 
     store: Callable[[Slots, NDArray[Any], NDArray[Any]], None]

@@ -1,4 +1,4 @@
-"""Zip archives of arrays that anybody may hand in: nothing is unpacked before its size is known."""
+"""Reading of untrusted zip archives of arrays: sizes are checked before a member is unpacked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paged_mla_shared.documents import LARGEST, check_file, parse_object
 from paged_mla_shared.errors import InvalidArgument
 
-LARGEST_ARRAYS = 1 << 30  # bytes of arrays that are held at once
+LARGEST_ARRAYS = 1 << 30  # bytes of arrays that one call reads
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _DTYPES = {text: np.dtype(text) for text in ("|b1", "|u1", "<u2", "<u4", "<i4", "<i8", "<f8")}
@@ -37,30 +37,35 @@ class Archive:
 
     @property
     def names(self) -> set[str]:
-        """Names of all members that are no folders."""
+        """Names of all members that are not folders."""
         return {name for name in self._zip.namelist() if not name.endswith("/")}
 
     def read_object(self, name: str) -> dict[str, Any]:
         """Return the object of a JSON member."""
         where = f"{self.path}: {name}"
         if self._size(name) > LARGEST:
-            raise InvalidArgument(where, f"{self._size(name)} bytes", f"at most {LARGEST}")
+            raise InvalidArgument(where, f"{self._size(name)} bytes", f"at most {LARGEST} bytes")
         with self._open(name) as file:
             return parse_object(file.read().decode(), where)
 
     def read_arrays(self, members: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-        """Return the arrays of ``.npy`` members, each under what `members` calls it.
+        """Return the arrays of ``.npy`` members.
+
+        Parameters
+        ----------
+        members : mapping of str to str
+            The name of each member, and the key of its array in the result.
 
         Raises
         ------
         InvalidArgument
-            They are larger than ``LARGEST_ARRAYS`` bytes, or one is no C-contiguous,
-            little-endian array of numbers that fills its member.
+            The arrays are larger than ``LARGEST_ARRAYS`` bytes, or a member is not exactly one
+            C-contiguous, little-endian array of numbers.
         """
         total = sum(self._size(name) for name in members)
         if total > LARGEST_ARRAYS:
-            given = f"{total} bytes of arrays in {next(iter(members))} and its neighbours"
-            raise InvalidArgument(str(self.path), given, f"at most {LARGEST_ARRAYS}")
+            given = f"{total} bytes of arrays in {next(iter(members))} and the members next to it"
+            raise InvalidArgument(str(self.path), given, f"at most {LARGEST_ARRAYS} bytes")
         return {called: self._read_array(name) for name, called in members.items()}
 
     def _read_array(self, name: str) -> NDArray[Any]:
@@ -77,7 +82,7 @@ class Archive:
             if len(start) + len(header) + size != have:
                 given = f"{dtype} {shape} in {have} bytes"
                 raise InvalidArgument(
-                    f"{self.path}: {name}", given, "a shape that fills its member"
+                    f"{self.path}: {name}", given, "an array with exactly the size of its member"
                 )
             return np.frombuffer(file.read(size), dtype).reshape(shape).copy()
 
@@ -88,7 +93,7 @@ class Archive:
     def _open(self, name: str) -> Iterator[IO[bytes]]:
         where = f"{self.path}: {name}"
         if name not in self._zip.NameToInfo:
-            raise InvalidArgument(where, "nothing", "a member: it is required")
+            raise InvalidArgument(where, "nothing", "a member with this name")
         kind = self._zip.NameToInfo[name].compress_type
         if kind not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             raise InvalidArgument(where, f"compression {kind}", "stored or deflated")
@@ -103,20 +108,20 @@ def open_archive(path: Path) -> Iterator[Archive]:
     Raises
     ------
     InvalidArgument
-        It cannot be read, is no zip file, or has two members of one name.
+        The file cannot be read, is not a zip file, or has two members with the same name.
     """
     check_file(path)
     with _naming(str(path)):
         archive = zipfile.ZipFile(path)
     with archive:
         if len(archive.namelist()) != len(archive.NameToInfo):
-            raise InvalidArgument(str(path), "two members of one name", "every name once")
+            raise InvalidArgument(str(path), "two members with the same name", "distinct names")
         yield Archive(path, archive)
 
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Turn what zip files raise into an error that names the place."""
+    """Convert errors of zip files to ``InvalidArgument`` errors that name the place."""
     try:
         yield
     except InvalidArgument:

@@ -1,4 +1,4 @@
-"""From the rows a step has to the shape it runs in."""
+"""The order of a step's rows, and the shape to which the step is padded."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from paged_mla_shared.problem import Mask
 def arrange(config: EngineConfig, number: int, rows: Sequence[Row], mask: Mask) -> Step:
     """Order the rows and pad them to the graph that runs them (S-17).
 
-    Steps with a prefill row run as they are. All others take the rows of their bucket, each
-    with as many tokens as the longest row. An idle step is a graph of padded rows alone.
+    A step with a prefill row is not padded. Any other step is padded to the rows of its bucket,
+    with as many tokens per row as the longest row has. An idle step has only padded rows.
     """
     ordered = _ordered(config.order, rows)
     tokens = sum(row.query_len for row in ordered)

@@ -1,8 +1,8 @@
-"""Is the right token behind every slot? The schedule's own check, without attention.
+"""A check of a schedule without attention: every slot that a step reads must hold the right token.
 
-A shadow cache remembers, for every slot, the token prefix whose latent was written there. What
-a step says in lengths and tables must lead each of its query tokens to exactly its own prefix,
-and every finished request must have had each of its tokens answered.
+A shadow cache stores, for every slot, the token prefix whose latent was written to it. The lengths
+and block tables of a step must give each of its query tokens exactly its own prefix. For every
+finished request, each output token must have been computed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from paged_mla_reference.simulator.step import Kind, Row, Step
 
 
 class Violation(AssertionError):
-    """A schedule that cannot give right answers."""
+    """The error of a schedule that cannot give correct outputs."""
 
 
 class Audit:
-    """Follows one engine from its first step on.
+    """Check of the steps of one engine, from its first step on.
 
     Parameters
     ----------
@@ -37,14 +37,21 @@ class Audit:
         self._requests: dict[str, Request] = {}
 
     def check_step(self, step: Step, layout: Layout) -> None:
-        """Follow one step: first every write, then every read, as a backend does.
+        """Check one step: first every write, then every read, in the order of a backend.
+
+        Parameters
+        ----------
+        step : Step
+        layout : Layout
+            The lengths and blocks of the step's rows.
 
         Raises
         ------
         Violation
+            A length, a token or a slot is wrong.
         """
         if len(layout.seq_lens) != len(step.rows):
-            raise Violation(f"step {step.number}: {len(layout.seq_lens)} rows laid out")
+            raise Violation(f"step {step.number}: the layout has {len(layout.seq_lens)} rows")
         written: set[int] = set()
         for b, row in enumerate(step.rows):
             self._check_lengths(step, b, row, layout)
@@ -59,7 +66,7 @@ class Audit:
             self._check_reads(step, b, row, layout)
 
     def check_end(self, aborted: Container[str] = ()) -> None:
-        """Hold an engine that has nothing left to do: no block is used, no token unanswered.
+        """Check an engine without requests: no block is in use, and every token was computed.
 
         Parameters
         ----------
@@ -69,18 +76,19 @@ class Audit:
         Raises
         ------
         Violation
+            A block is in use or lost, or a token was not computed.
         """
         pool = self._engine.pool
         used = [b for b in range(self._engine.config.num_blocks) if pool.references(b)]
         if used:
-            raise Violation(f"blocks {used} are still used when no request is left")
+            raise Violation(f"blocks {used} are in use, but no request is left")
         if pool.available != self._engine.config.num_blocks:
             raise Violation(f"{self._engine.config.num_blocks - pool.available} blocks are lost")
         for request in self._requests.values():
             needed = set(range(len(request.prompt) - 1, len(request.tokens) - 1))
             missing = needed - self._answered[request.id]
             if missing and request.id not in aborted:
-                raise Violation(f"{request.id}: tokens {sorted(missing)} were never answered")
+                raise Violation(f"{request.id}: tokens {sorted(missing)} were never computed")
 
     def _check_lengths(self, step: Step, b: int, row: Row, layout: Layout) -> None:
         query_len = int(layout.cu_seqlens_q[b + 1] - layout.cu_seqlens_q[b])
@@ -88,19 +96,19 @@ class Audit:
         before = row.committed + len(row.branch)
         if query_len != row.query_len or context_len != before:
             raise Violation(
-                f"{_place(step, b, row)}: {query_len} tokens after {context_len}; "
-                f"its request stands at {before}"
+                f"{_place(step, b, row)}: {query_len} tokens after {context_len}, "
+                f"but the row's context has {before} tokens"
             )
 
     def _check_tokens(self, step: Step, b: int, row: Row) -> None:
-        """Every token of a request is its own, and follows what was computed."""
+        """Check that the tokens of a row are the request's tokens after its computed tokens."""
         request, answered = row.request, self._answered.setdefault(row.request.id, set())
         self._requests[request.id] = request
         certain = row.query_len if row.kind is Kind.PREFILL else 1
         if row.kind is not Kind.DRAFT:
             expected = request.tokens[row.committed : row.committed + certain]
             if row.tokens[:certain] != expected:
-                raise Violation(f"{_place(step, b, row)}: not the request's tokens")
+                raise Violation(f"{_place(step, b, row)}: the tokens are not the request's tokens")
         truth = self._histories
         for i, state in enumerate(self._histories.of_queries(row)):
             index = row.context_len + len(row.ancestors(i)) - 1
@@ -120,7 +128,7 @@ class Audit:
     def _slot(self, layout: Layout, b: int, index: int) -> int:
         block, offset = divmod(index, self._span)
         if block >= layout.block_table.shape[1]:
-            raise Violation(f"row {b}: no table entry for index {index}")
+            raise Violation(f"row {b}: the block table has no entry for index {index}")
         return int(layout.block_table[b, block]) * self._span + offset
 
 

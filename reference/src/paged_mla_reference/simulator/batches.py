@@ -1,4 +1,4 @@
-"""A step as arrays: what every backend is handed."""
+"""A step as arrays, which are the inputs of a backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paged_mla_shared.problem import Batch, Mask, Problem, cu_seqlens_of
 
 @dataclass(frozen=True)
 class Layout:
-    """Lengths and blocks of a step's real rows; names and types as in ``Batch``."""
+    """Lengths and blocks of a step's real rows; names and types are those of ``Batch``."""
 
     cu_seqlens_q: NDArray[np.int32]
     seq_lens: NDArray[np.int32]
@@ -27,7 +27,7 @@ class Layout:
 
 
 def lay_out(rows: tuple[Row, ...]) -> Layout:
-    """Return where the rows' tokens are; ends of table rows name no block at all (S-9)."""
+    """Return the lengths and blocks of rows; unused table entries are not legal ids (S-9)."""
     query_lens = [row.query_len for row in rows]
     seq_lens = [row.context_len + row.query_len for row in rows]
     width = max((len(row.blocks) for row in rows), default=1)
@@ -65,7 +65,7 @@ def batch_of(problem: Problem, step: Step, model: ModelStandIn, histories: Histo
 
 
 def rank_batches(problem: Problem, batch: Batch, group: ContextParallel) -> list[Batch]:
-    """Return what each rank of a group runs, one batch per rank (S-18)."""
+    """Return the batch of each rank of a group, one batch per rank (S-18)."""
     if group.world == 1:
         return [batch]
     return [rank_batch(problem, batch, group, rank) for rank in range(group.world)]

@@ -1,4 +1,4 @@
-"""Blocks of a paged cache: who uses them, what they hold, and which may be taken."""
+"""Blocks of a paged cache: their references, their contents and their eviction."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paged_mla_reference.simulator.coverage import Coverage, Situation
 class BlockPool:
     """Reference-counted blocks with a prefix index (S-13).
 
-    A block is *used* (some row refers to it), *cached* (nobody does, but its contents are known
-    and may be asked for again) or *free*. Only full blocks with committed tokens are ever known,
-    and nobody writes to them, so that sharing needs no copy.
+    A block is *used* (a row refers to it), *cached* (no row refers to it, but its content is known
+    and a later request may reuse it) or *free*. Only full blocks with committed tokens have known
+    contents. No row writes to these blocks, so rows can share them without a copy.
 
     Parameters
     ----------
@@ -24,9 +24,9 @@ class BlockPool:
     span : int
         Tokens per block.
     coverage : Coverage
-        Learns about evictions.
+        Counts evictions.
     seed : int
-        Of the order in which free blocks are handed out.
+        Seed of the order of free blocks.
     """
 
     def __init__(self, num_blocks: int, span: int, coverage: Coverage, seed: int = 0) -> None:
@@ -35,7 +35,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._span = span
         self._index = PrefixIndex(span)
-        self._contents: dict[int, BlockContent] = {}  # of known blocks
+        self._contents: dict[int, BlockContent] = {}  # of blocks with known contents
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._was_shared: set[int] = set()
         self._changed: set[int] = set()
@@ -43,12 +43,12 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that can be taken: free ones, and cached ones at the price of a later hit."""
+        """Number of blocks that can be taken: free blocks, and cached blocks, which are evicted."""
         return len(self._free) + len(self._cached)
 
     @property
     def free(self) -> list[int]:
-        """Blocks that hold nothing anyone may ask for."""
+        """Blocks without known contents that no row uses."""
         return list(self._free)
 
     @property
@@ -74,7 +74,7 @@ class BlockPool:
         return self._index.longest(contents)
 
     def can_take(self, hit: Sequence[int], more: int) -> bool:
-        """Return whether `more` blocks can be taken once those of a hit are shared."""
+        """Return whether `more` blocks can be taken after the blocks of a hit are shared."""
         woken = sum(self._refs[block_id] == 0 for block_id in hit)
         return woken + more <= self.available
 
@@ -89,7 +89,7 @@ class BlockPool:
             self._refs[block_id] += 1
 
     def take(self, count: int) -> list[int]:
-        """Return `count` blocks with one reference each, evicting cached ones if need be."""
+        """Return `count` blocks with one reference each; evict cached blocks if necessary."""
         taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         self._changed.update(taken)
         for block_id in taken:
@@ -105,7 +105,7 @@ class BlockPool:
         block_ids += self.take(max(blocks_of(tokens, self._span) - len(block_ids), 0))
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one reference to every block; the last of them is evicted first."""
+        """Remove one reference to every block; the last block of the list is evicted first."""
         self._changed.update(block_ids)
         for block_id in reversed(block_ids):
             self._refs[block_id] -= 1
@@ -116,7 +116,7 @@ class BlockPool:
                     self._free.append(block_id)
 
     def publish(self, block_id: int, content: BlockContent) -> None:
-        """Make a full block known, unless another block already holds the same."""
+        """Add a full block to the prefix index, unless another block has the same content."""
         if self._index.insert(content, block_id) == block_id:
             self._contents[block_id] = content
 

@@ -26,8 +26,9 @@ from paged_mla_shared.options import OneLineParser, one_of, refuse_idle, whole
 from paged_mla_shared.problem import Mask
 
 _ABOUT = """\
-Simulates a serving engine: block pool, prefix cache, chunked prefill, preemption and drafts. Prints
-how much of it the schedule covers; the page shows each step, and the owner of each block.
+Simulates a serving engine with a block pool, a prefix cache, chunked prefill, preemption and
+drafts. The command prints how often the schedule reached each situation of the engine. The page
+(--html) shows each step and the owner of each block.
 """
 _EXAMPLE = "example: paged-mla simulate preemption --html out/preemption.html"
 STANDARD = EngineConfig(
@@ -38,7 +39,7 @@ _ENGINE = (*_SIZES, "order", "chain", "tree", "buckets", "steps_per_unit")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a schedule; return 0, or 2 for a wrong file or option."""
+    """Run a schedule; return 0, or 2 if a file or an option is wrong."""
     options = _parser().parse_args(arguments)
     try:
         text = simulate(options)
@@ -58,13 +59,15 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         type=one_of(names),
         metavar="NAME",
-        help=f"a core scenario: {', '.join(names)}",
+        help=f"run a core scenario: {', '.join(names)}",
     )
-    source.add_argument("--scenario", type=Path, metavar="JSON", help="a scenario or replay file")
-    source.add_argument("--generated", type=whole(0), metavar="SEED", help="a random schedule")
-    source.add_argument("--log", type=Path, metavar="JSONL", help="a log of real traffic")
+    source.add_argument(
+        "--scenario", type=Path, metavar="JSON", help="run a scenario or replay file"
+    )
+    source.add_argument("--generated", type=whole(0), metavar="SEED", help="run a random schedule")
+    source.add_argument("--log", type=Path, metavar="JSONL", help="run a log of real traffic")
 
-    engine = parser.add_argument_group("engine (with --log)")
+    engine = parser.add_argument_group("engine (only with --log)")
     for name in _SIZES:
         option, default = "--" + name.replace("_", "-"), getattr(STANDARD, name)
         engine.add_argument(option, type=whole(1), metavar="N", help=f"default: {default}")
@@ -72,43 +75,61 @@ def _parser() -> argparse.ArgumentParser:
         "--order",
         type=one_of([*map(str, RowOrder)]),
         metavar="NAME",
-        help=f"of rows: {', '.join(RowOrder)}",
+        help=f"order of the rows of a step: {', '.join(RowOrder)}",
     )
     drafts = engine.add_mutually_exclusive_group()
-    drafts.add_argument("--chain", type=whole(1), metavar="DEPTH", help="speculate with chains")
-    drafts.add_argument("--tree", type=_tree, metavar="DEPTHxBRANCHES", help="with trees")
-    engine.add_argument("--buckets", type=_buckets, metavar="1,2,4", help="rows of captured graphs")
-    engine.add_argument("--steps-per-unit", type=float, metavar="X", help="of the log's times")
+    drafts.add_argument("--chain", type=whole(1), metavar="DEPTH", help="verify chains of drafts")
+    drafts.add_argument(
+        "--tree", type=_tree, metavar="DEPTHxBRANCHES", help="verify trees of drafts"
+    )
+    engine.add_argument(
+        "--buckets", type=_buckets, metavar="1,2,4", help="numbers of rows of captured graphs"
+    )
+    engine.add_argument(
+        "--steps-per-unit",
+        type=float,
+        metavar="X",
+        help="engine steps per time unit of the log (default: 1)",
+    )
 
     result = parser.add_argument_group("results")
-    result.add_argument("--html", type=Path, help="the timeline, one page")
-    result.add_argument("--report", type=Path, metavar="JSON", help="mark its failing token there")
-    result.add_argument("--save", type=Path, metavar="JSON", help="the scenario, to replay it")
-    result.add_argument("--trace", type=Path, metavar="NPZ", help="every batch with its answer")
+    result.add_argument("--html", type=Path, help="write the timeline as an HTML page")
+    result.add_argument(
+        "--report",
+        type=Path,
+        metavar="JSON",
+        help="mark the token on the page at which this conformance report failed",
+    )
+    result.add_argument(
+        "--save", type=Path, metavar="JSON", help="write the scenario, for --scenario"
+    )
+    result.add_argument(
+        "--trace", type=Path, metavar="NPZ", help="write every batch with its expected output"
+    )
     result.add_argument(
         "--dims",
         type=one_of(PRESETS),
         metavar="NAME",
-        help=f"of --trace: {', '.join(PRESETS)} (default: small)",
+        help=f"dims of the model for --trace: {', '.join(PRESETS)} (default: small)",
     )
     dtypes = sorted(PLAIN_FORMAT_OF_DTYPE)
     result.add_argument(
         "--dtype",
         type=one_of(dtypes),
         metavar="NAME",
-        help=f"of --trace: {', '.join(dtypes)} (default: float32)",
+        help=f"dtype of the model for --trace: {', '.join(dtypes)} (default: float32)",
     )
     return parser
 
 
 def simulate(options: argparse.Namespace) -> str:
-    """Run what the options ask for; return a summary with the coverage table.
+    """Run the schedule of the options; return a summary with the coverage table.
 
     Raises
     ------
     InvalidArgument
         A file cannot be read or written, the schedule is too much work, or an option has no effect
-        beside the others.
+        together with the other options.
     """
     if options.log is None:
         refuse_idle(options, _ENGINE, "--log")
@@ -143,13 +164,13 @@ def simulate(options: argparse.Namespace) -> str:
         *(one_line(f"wrote {path}") for path in written),
     ]
     if options.report and mark is None:
-        text = f"{options.report} has no failing step of {scenario.name}: nothing is marked"
+        text = f"{options.report} has no failing step of {scenario.name}, so nothing is marked"
         lines.append(one_line(text))
     return "\n".join(lines)
 
 
 def _check_results(steps: list[dict[str, Any]], trace: Trace | None, *, has_page: bool) -> None:
-    """Check that neither a page nor a trace of these steps is too large, before one is written."""
+    """Check that a page or a trace of these steps is not too large, before it is written."""
     if has_page:
         check_page(sum(len(blocks) for step in steps for *_, blocks in step["rows"]))
     if trace is None:
@@ -199,7 +220,9 @@ def _tree(text: str) -> Drafts:
     try:
         depth, branches = map(int, text.split("x"))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: two numbers, as 3x2") from error
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; allowed: two numbers, such as 3x2"
+        ) from error
     return Drafts(kind=DraftKind.TREE, depth=depth, branches=branches)
 
 
@@ -207,4 +230,6 @@ def _buckets(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: numbers, as 1,2,4") from error
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; allowed: numbers, such as 1,2,4"
+        ) from error

@@ -1,4 +1,4 @@
-"""What the answers of a step change in the requests that ran."""
+"""The changes that the outputs of a step make to the requests that ran."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from paged_mla_reference.simulator.step import Kind, Row
 
 
 def commit(seq: Sequence, row: Row) -> list[int]:
-    """Take the row's answers as sampled; return the drafts that were accepted.
+    """Update a request with the sampled outputs of its row; return the accepted drafts.
 
-    Accepted drafts of a chain are where they belong. Those of a tree lie wherever their nodes
-    were: only the root counts as computed, and a window writes the others again (S-16).
+    Accepted drafts of a chain are in their own slots. Accepted drafts of a tree are in the slots of
+    their nodes. So only the root of a tree counts as computed, and a window writes the other
+    accepted tokens again (S-16).
+
+    Returns
+    -------
+    list of int
+        The accepted query tokens of the row; empty if the row has no drafts.
     """
     accepted: list[int] = []
     if row.kind is Kind.PREFILL:

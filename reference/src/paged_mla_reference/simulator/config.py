@@ -1,4 +1,4 @@
-"""How an engine schedules: its sizes and its habits."""
+"""The configuration of a simulated engine: its sizes and its scheduling."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _LARGEST = {
 
 
 class RowOrder(StrEnum):
-    """How the rows of a mixed step are arranged."""
+    """The order of the rows in a mixed step."""
 
     DECODE_FIRST = "decode_first"
     AS_ARRIVED = "as_arrived"
-    INTERLEAVED = "interleaved"  # decode and prefill in turn
+    INTERLEAVED = "interleaved"  # prefill and decode rows alternate
 
 
 class DraftKind(StrEnum):
-    """What is verified in one step: a chain of drafts, or a tree of them."""
+    """The shape of the drafts that a step verifies: a chain or a tree."""
 
     CHAIN = "chain"
     TREE = "tree"
@@ -34,21 +34,22 @@ class DraftKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Drafts:
-    """Speculative decoding.
+    """Configuration of speculative decoding.
 
     Parameters
     ----------
     kind : DraftKind
-        Chains are causal rows and mix with all others; trees fill a step of their own, and a
-        fixed window of ``depth + 1`` tokens rewrites what they accepted (S-16).
+        Chains are causal rows, and a step may have them together with other rows. Trees are
+        verified in a separate step; a fixed window of ``depth + 1`` tokens then writes their
+        accepted tokens again (S-16).
     depth : int
         Draft tokens along one branch, 1 to 64.
     branches : int
-        Branches of a tree, 1 to 64; chains have one.
+        Branches of a tree, 1 to 64; 1 for chains.
     acceptance : float
-        Probability that the next draft token is right, given that those before it are.
+        Probability that a draft token is right if all draft tokens before it are right, 0 to 1.
     multi_step : bool
-        Let branches run through the cache first, one token per step (S-15).
+        If true, each branch first runs through the cache, one token per step (S-15).
     """
 
     kind: DraftKind
@@ -59,41 +60,43 @@ class Drafts:
 
     @property
     def window(self) -> int:
-        """Tokens of a draft-extend row."""
+        """Number of tokens of a draft-extend row."""
         return self.depth + 1
 
     @property
     def max_nodes(self) -> int:
-        """Most tokens of one row to verify."""
+        """Largest number of tokens of one verified row."""
         return 1 + self.branches * self.depth
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Sizes and habits of an engine.
+    """Configuration of a simulated engine.
 
     Parameters
     ----------
     block_size : int
-        Tokens of one block in one rank's cache.
+        Tokens of one block in one rank's cache, 1 to 2^16.
     num_blocks : int
+        1 to 2^20.
     max_rows : int
-        Requests that run at once.
+        Largest number of requests that run at the same time, 1 to 2^16.
     token_budget : int
-        Query tokens of one causal step.
+        Largest number of query tokens of a causal step, 1 to 2^20.
     max_chunk : int
-        Longest piece of a prompt in one step.
+        Largest number of prompt tokens of one request in one step, 1 to 2^20.
     order : RowOrder
     drafts : Drafts, optional
     buckets : tuple of int
-        Row counts of captured graphs, ascending. Steps without prefill are padded to the next
-        one, all others and larger ones run as they are.
+        Numbers of rows of captured graphs, ascending, 1 to 2^16. A step without prefill rows is
+        padded to the next larger bucket. Steps with prefill rows, and steps with more rows than
+        every bucket, run without padding.
     padded_query_len : {0, 1}
         Query tokens of a padded row.
     group : ContextParallel
-        A block spans ``block_size`` tokens on every rank. Its interleave divides ``block_size``.
+        A block has ``block_size`` tokens on every rank. The interleave divides ``block_size``.
     seed : int
-        Of the order of free blocks and of the drafts.
+        Seed of the order of free blocks and of the drafts.
     """
 
     block_size: int = 16
@@ -109,11 +112,12 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run.
+        """Check the sizes.
 
         Raises
         ------
         InvalidArgument
+            A size is out of range, or two parameters contradict each other.
         """
         for name, largest in _LARGEST.items():
             if not 1 <= getattr(self, name) <= largest:
@@ -138,39 +142,39 @@ class EngineConfig:
         if not 0 <= drafts.acceptance <= 1:
             raise InvalidArgument("acceptance", drafts.acceptance, "0 to 1")
         if drafts.kind is DraftKind.CHAIN and drafts.branches > 1:
-            raise InvalidArgument("branches", drafts.branches, "1 in a chain")
+            raise InvalidArgument("branches", drafts.branches, "1 branch in a chain")
         if drafts.window > self.token_budget:
             raise InvalidArgument("depth", drafts.depth, f"< token_budget = {self.token_budget}")
         if drafts.kind is DraftKind.TREE and self.group.world > 1:
-            raise InvalidArgument("group", self.group, "one rank when drafts are trees")
+            raise InvalidArgument("group", self.group, "one rank if the drafts are trees")
 
     @property
     def span(self) -> int:
-        """Tokens of one block on all ranks together."""
+        """Number of tokens of one block on all ranks together."""
         return self.block_size * self.group.world
 
     @property
     def lookahead(self) -> int:
-        """Most tokens a row may hold past its request's own."""
+        """Largest number of draft tokens of a row in addition to its request's tokens."""
         return 0 if self.drafts is None else self.drafts.max_nodes
 
     @property
     def longest(self) -> int:
-        """Most tokens of one request, prompt and output: what all blocks together hold."""
+        """Largest number of tokens, prompt and output, of a request that all blocks can hold."""
         return self.num_blocks * self.span - self.lookahead
 
     def bucket(self, rows: int) -> int:
-        """Return the rows of the graph that holds `rows`, or `rows` when none does."""
+        """Return the smallest bucket that holds `rows` rows, or `rows` if there is none."""
         return next((size for size in self.buckets if size >= rows), rows)
 
     @property
     def max_step_rows(self) -> int:
-        """Most rows of a step, padded ones included, before ranks divide it."""
+        """Largest number of rows of a step, padded rows included, before ranks divide it."""
         branches = self.drafts.branches if self.drafts else 1
         return self.bucket(self.max_rows * branches)
 
     @property
     def max_step_tokens(self) -> int:
-        """Most query tokens of a step, padded ones included."""
+        """Largest number of query tokens of a step, padded tokens included."""
         longest = 1 if self.drafts is None else max(self.drafts.max_nodes, self.span + 1)
         return max(self.token_budget, self.max_step_rows * longest)

@@ -1,4 +1,4 @@
-"""Situations that have broken engines, and how often a schedule reached each."""
+"""Situations that have caused errors in engines, and how often a schedule reached each of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enum import StrEnum
 
 
 class Situation(StrEnum):
-    """What may happen in a step; the value is its name in the coverage table."""
+    """A situation that may occur in a step; the value is its name in the coverage table."""
 
     FRESH_CHUNK = "first chunk of a prompt"
     CONTINUATION = "continuation chunk"
     CONTINUATION_OF_ONE = "continuation chunk of 1 token"
-    CONTINUATION_BESIDE_DECODE = "continuation chunk beside a decode row"
+    CONTINUATION_BESIDE_DECODE = "continuation chunk together with a decode row"
     DECODE_FIRST = "mixed step, decode rows first"
     PREFILL_FIRST = "mixed step, a prefill row before a decode row"
     HIT_BEFORE_EDGE = "hit, prompt ends 1 before a block edge"
@@ -31,7 +31,7 @@ class Situation(StrEnum):
     CHAIN_NONE = "chain, no draft accepted"
     CHAIN_SOME = "chain, some drafts accepted"
     CHAIN_ALL = "chain, all drafts accepted"
-    CHAIN_BESIDE_PREFILL = "chain beside a prefill row"
+    CHAIN_BESIDE_PREFILL = "chain together with a prefill row"
     TREE_NONE = "tree, no draft accepted"
     TREE_LENGTHS = "trees of one step accept branches of two lengths"
     TREE_NOT_CONTIGUOUS = "tree, accepted nodes not contiguous"
@@ -50,17 +50,17 @@ class Situation(StrEnum):
 
 
 class Coverage:
-    """Counts of situations."""
+    """Counters of situations."""
 
     def __init__(self) -> None:
         self._counts: Counter[Situation] = Counter()
 
     def note(self, situation: Situation) -> None:
-        """Count one."""
+        """Count one situation."""
         self._counts[situation] += 1
 
     def add(self, other: Coverage) -> None:
-        """Count what another schedule reached."""
+        """Add the counts of another schedule."""
         self._counts.update(other._counts)
 
     def __getitem__(self, situation: Situation) -> int:
@@ -68,10 +68,10 @@ class Coverage:
 
     @property
     def missing(self) -> list[Situation]:
-        """Situations never reached."""
+        """The situations that were never reached."""
         return [situation for situation in Situation if not self._counts[situation]]
 
     def table(self) -> str:
-        """Return one line per situation: how often, and what."""
+        """Return one line per situation: its count and its name."""
         width = max(map(len, map(str, self._counts.values())), default=1)
         return "\n".join(f"{self._counts[s]:>{width}}  {s}" for s in Situation)

@@ -1,7 +1,7 @@
-"""The oracle of every schedule: answers from a request's tokens alone (S-19).
+"""The oracle of every schedule: outputs that are computed only from a request's tokens (S-19).
 
-No block, slot, chunk or step is known here. A token's keys are those of its own prefix, one
-after the other.
+This module uses no blocks, slots, chunks or steps. The keys of a token are the keys of its own
+prefix, in order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Dense:
     Parameters
     ----------
     problem : Problem
-        Read for dims, dtype, cache format, scale and rope.
+        The class reads its dims, dtype, cache format, scales and rope.
     model : ModelStandIn
     histories : Histories
     """
@@ -50,16 +50,17 @@ class Dense:
         group: ContextParallel = UNDIVIDED,
         rank: int = 0,
     ) -> Answer:
-        """Return what every query token of the rows must get from the keys of one rank.
+        """Return the output of every query token of the rows over the keys of one rank.
 
         Parameters
         ----------
         rows : tuple of Row
         num_tokens : int
-            Answers past the rows' tokens are those of padding (S-6).
+            T; tokens past the rows' tokens have the output of padding (S-6).
         rounding : Rounding
-        group, rank : ContextParallel, int
-            Positions of other ranks are left out (S-18).
+        group : ContextParallel
+        rank : int
+            Keys at positions of other ranks are ignored (S-18).
         """
         dims = self._problem.dims
         answer = nothing_visible(num_tokens, dims.num_heads, dims.kv_lora_rank)
@@ -86,11 +87,11 @@ class Dense:
         return answer
 
     def forget(self, request_id: str) -> None:
-        """Drop the keys of a request that will not be asked for again."""
+        """Remove the keys of a request that is not needed again."""
         self._keys.pop(request_id, None)
 
     def _context(self, row: Row) -> list[Array]:
-        """Return the keys of a row's context, [R+P] each, as cached."""
+        """Return the keys of a row's context as the cache stores them, [R+P] each."""
         keys = self._own_keys(row.request, row.committed)
         drafted = self._histories.of_branch(row)
         return keys + [self._key(s, row.committed + i) for i, s in enumerate(drafted)]

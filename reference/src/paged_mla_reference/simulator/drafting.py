@@ -1,4 +1,4 @@
-"""Rows that draft and rows that verify trees."""
+"""The rows that compute drafts, and the rows that verify trees of drafts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paged_mla_reference.simulator.step import Kind, Row
 
 @dataclass(frozen=True)
 class Drafter:
-    """Makes drafts for running requests.
+    """Source of the drafts of running requests.
 
     Parameters
     ----------
@@ -33,13 +33,13 @@ class Drafter:
     rng: random.Random
 
     def branches(self, seq: Running) -> list[tuple[int, ...]]:
-        """Return the drafts to verify: those that went through the cache, or new ones."""
+        """Return the drafts to verify: the drafts that ran through the cache, or new drafts."""
         made = seq.branches or draft_branches(seq.truth(self.drafts.depth), self.drafts, self.rng)
         seq.branches = []
         return made
 
     def trees(self, running: Sequence[Running]) -> list[Row]:
-        """Return one tree per request, nothing if blocks are short."""
+        """Return one tree row per request, or an empty list if there are too few blocks."""
         rows: list[Row] = []
         for seq in running:
             tokens, parents = tree_of(seq.request.tokens[seq.computed], self.branches(seq))
@@ -51,7 +51,7 @@ class Drafter:
         return rows
 
     def window(self, seq: Running) -> tuple[int, ...]:
-        """Return the tokens to compute and, up to the fixed length, rejected ones (S-16)."""
+        """Return the tokens to compute, followed by rejected drafts up to a fixed length (S-16)."""
         known = seq.request.tokens[seq.computed : seq.known]
         [rejected, *_] = draft_branches((), self.drafts, self.rng)
         return (known + rejected)[: self.drafts.window]
@@ -59,9 +59,9 @@ class Drafter:
     def steps(self, running: Sequence[Running]) -> Iterator[list[Row]]:
         """Run new branches through the cache, one step per token of a branch (S-15).
 
-        Branches share the full blocks of their request. Each has blocks of its own from there
-        on, and its first step writes the request's last, partial block into them again, so
-        that nothing is copied. Nothing runs if blocks are short.
+        Branches share the full blocks of their request. Each branch continues in its own blocks.
+        Its first step writes the tokens of the request's last, partial block to them again, so no
+        copy is needed. If there are too few blocks, no branch runs.
         """
         lanes: list[tuple[Running, tuple[int, ...], list[int]]] = []
         for seq in running:

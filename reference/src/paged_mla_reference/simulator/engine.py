@@ -1,4 +1,4 @@
-"""The scheduler: which tokens of which requests run in the next step, on which blocks."""
+"""The scheduler: it chooses the requests, tokens and blocks of each step."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from paged_mla_shared.problem import Mask
 class Engine:
     """A serving engine without a model.
 
-    Each step serves running requests first, in the order of their admission, and preempts the
-    last admitted one when blocks run out: it gives back its blocks and computes its tokens
-    again later. Then waiting requests are admitted while rows, budget and blocks allow.
+    Each step first schedules the running requests, in the order of their admission. If there are
+    not enough blocks, it preempts the request that was admitted last: the request loses its blocks,
+    and its tokens are computed again later. Then the step admits waiting requests while there are
+    enough rows, budget and blocks.
 
     Parameters
     ----------
@@ -43,10 +44,10 @@ class Engine:
     coverage : Coverage
         Situations reached so far.
     running : list of Sequence
-        In order of admission.
+        Running requests in the order of their admission.
     waiting : deque of Sequence
     hit_tokens, prompt_tokens : int
-        Of all admissions: tokens found in the cache, of those there were.
+        Tokens of all admissions: the tokens found in the cache, and all known tokens.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -68,7 +69,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """True while a request is unfinished."""
+        """True while a request is running or waiting."""
         return bool(self.running or self.waiting)
 
     @property
@@ -77,29 +78,30 @@ class Engine:
         return set(self._live)
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for admission.
+        """Add a request to the waiting requests.
 
         Raises
         ------
         InvalidArgument
-            Its id is taken, or all blocks together cannot hold it.
+            An unfinished request has the same id, or all blocks together cannot hold the request.
         """
         if request.id in self._live:
             raise InvalidArgument("request", f"a second {request.id}", "distinct ids")
         if len(request.tokens) > self.config.longest:
             given = f"{len(request.tokens)} tokens in {request.id}"
-            raise InvalidArgument("request", given, f"what fits, {self.config.longest}")
+            raise InvalidArgument("request", given, f"at most {self.config.longest} tokens")
         self._live.add(request.id)
         self.waiting.append(Sequence(request, known=len(request.prompt)))
 
     def abort(self, request_id: str) -> None:
-        """Drop a request before the next round; unknown ids are ignored, as clients race."""
+        """Remove a request before the next round; ignore unknown ids, because clients race."""
         self._aborted.add(request_id)
 
     def step(self) -> Step:
-        """Return the next step, an idle one if there is nothing to do.
+        """Return the next step; it is an idle step if no request can run.
 
-        Its answers are taken as sampled: the engine is in the state after the step.
+        The engine assumes that the step's outputs are sampled: its state is the state after the
+        step.
         """
         return next(self._steps)
 
@@ -141,18 +143,18 @@ class Engine:
         rows: list[Row] = []
         waiting = len(self.waiting)
         index = 0
-        while index < len(self.running):  # the last of which may be preempted on the way
+        while index < len(self.running):  # the loop may preempt the last running request
             row = self._next_row(self.running[index], budget)
             if row is not None:
                 rows.append(row)
                 budget -= row.query_len
             index += 1
-        if len(self.waiting) == waiting:  # nobody was preempted
+        if len(self.waiting) == waiting:  # no request was preempted
             rows += self._admit(budget)
         return rows
 
     def _next_row(self, seq: Sequence, budget: int) -> Row | None:
-        """Return what a running request does next, ``None`` if budget or blocks forbid."""
+        """Return the next row of a running request, or ``None`` without budget or blocks for it."""
         kind, tokens = self._wanted(seq, budget)
         if not tokens:
             return None
@@ -184,7 +186,7 @@ class Engine:
         return Kind.VERIFY, (known + chain)[:budget]
 
     def _admit(self, budget: int) -> list[Row]:
-        """Start waiting requests, each from the blocks it hits (S-13)."""
+        """Admit waiting requests; each starts with the cached blocks of its prefix (S-13)."""
         rows: list[Row] = []
         span = self.config.span
         while self.waiting and budget and len(self.running) < self.config.max_rows:
@@ -208,7 +210,7 @@ class Engine:
         return rows
 
     def _preempt(self, seq: Sequence) -> None:
-        """Take a request's blocks; its tokens are computed again when it is resumed."""
+        """Release a request's blocks; its tokens are computed again when it is resumed."""
         self.coverage.note(Situation.PREEMPTED)
         self._retire(seq)
         seq.blocks, seq.computed, seq.published = [], 0, 0
@@ -220,7 +222,7 @@ class Engine:
         self.pool.release(seq.blocks)
 
     def _close(self, rows: list[Row], mask: Mask) -> Step:
-        """Shape the step, take its answers, and count what it was."""
+        """Build the step from its rows, commit its outputs, and count its situations."""
         step = arrange(self.config, self._number, rows, mask)
         self._number += 1
         note_step(self.coverage, self.config, step)
@@ -240,7 +242,7 @@ class Engine:
         return step
 
     def _settle(self, seq: Sequence) -> None:
-        """Make full blocks of committed tokens known, and finish the request if it is done."""
+        """Publish full blocks of committed tokens, and retire the request if it is finished."""
         for block in range(seq.published, seq.computed // self.config.span):
             self.pool.publish(seq.blocks[block], seq.content(block, self.config.span))
             seq.published = block + 1

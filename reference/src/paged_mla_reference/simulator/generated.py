@@ -1,4 +1,4 @@
-"""Random schedules: a seed is an engine and its traffic."""
+"""Random schedules: a seed determines an engine and its traffic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paged_mla_shared.problem import MaskSpelling, RopePairing
 
 
 def generated(seed: int) -> Scenario:
-    """Return schedule number `seed`: small, and of any kind the simulator knows."""
+    """Return random schedule number `seed`: a small engine with any features of the simulator."""
     rng = random.Random(seed)
     workload = rng.choice(list(WORKLOADS))
     config = random_config(rng)
@@ -29,7 +29,7 @@ def generated(seed: int) -> Scenario:
 
 
 def random_config(rng: random.Random) -> EngineConfig:
-    """Return a small engine with random habits, short of blocks more often than not."""
+    """Return the random configuration of a small engine, which often has too few blocks."""
     drafts = rng.choice([None, _chain(rng), _tree(rng)])
     divided = rng.random() < 0.25 and (drafts is None or drafts.kind is DraftKind.CHAIN)
     block_size = rng.choice([1, 2, 4, 8, 16])

@@ -1,8 +1,8 @@
-"""A stand-in for a model: made-up queries and latents that depend on all the right things.
+"""A replacement for a model: synthetic queries and latents of each token.
 
-A token's numbers are drawn from a generator keyed by the hash of everything the model would
-have seen up to it: its request's extra keys, every token before it, and itself. Equal prefixes
-give equal numbers, in whatever request, row or step; different ones share nothing.
+The numbers of a token come from a random generator. Its key is the hash of every input of a real
+model up to this token: the request's extra keys, every token before it, and the token itself. Equal
+prefixes give equal numbers in any request, row or step. Different prefixes give unrelated numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paged_mla_reference.simulator.request import Request
 from paged_mla_reference.simulator.step import Row
 from paged_mla_shared.dims import MlaDims
 
-State = bytes  # 16, of a token prefix
+State = bytes  # 16 bytes, the hash of a token prefix
 
 
 def root(extra_keys: tuple[str, ...]) -> State:
@@ -36,7 +36,7 @@ def follow(state: State, token: int) -> State:
 
 
 class Histories:
-    """States of requests' own tokens, each computed once."""
+    """The states of the tokens of requests; each state is computed once."""
 
     def __init__(self) -> None:
         self._states: dict[str, list[State]] = {}
@@ -58,7 +58,7 @@ class Histories:
         return states[1:]
 
     def of_queries(self, row: Row) -> list[State]:
-        """Return the state after each query token of a row, along its path."""
+        """Return the state after each query token of a row; a tree node follows its parent."""
         context = [self.state(row.request, row.committed), *self.of_branch(row)][-1]
         states: list[State] = []
         for node, token in enumerate(row.tokens):
@@ -67,19 +67,19 @@ class Histories:
         return states
 
     def forget(self, request_id: str) -> None:
-        """Drop the states of a request that will not be asked for again."""
+        """Remove the states of a request that is not needed again."""
         self._states.pop(request_id, None)
 
 
 @dataclass(frozen=True)
 class ModelStandIn:
-    """Numbers of tokens, by state.
+    """Queries and latents of tokens, computed from their states.
 
     Parameters
     ----------
     dims : MlaDims
     dtype : str
-        Standard normal values, rounded to it.
+        The type to which the standard normal values are rounded.
     """
 
     dims: MlaDims

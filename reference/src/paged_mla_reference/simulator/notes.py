@@ -1,4 +1,4 @@
-"""Which situations an admission, a step and its answers are."""
+"""Counting of the situations of an admission, a step and its outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_mla_reference.simulator.step import Kind, Row, Step
 def note_admission(
     coverage: Coverage, pool: BlockPool, span: int, seq: Sequence, hit: Many[int]
 ) -> None:
-    """Count what the admission of `seq` is, before the blocks of its hit are shared."""
+    """Count the situations of the admission of `seq`, before the blocks of its hit are shared."""
     if seq.preempted:
         coverage.note(Situation.RESUMED)
     if not hit:
@@ -44,7 +44,7 @@ def _note_edge(coverage: Coverage, pool: BlockPool, span: int, seq: Sequence) ->
 
 
 def note_step(coverage: Coverage, config: EngineConfig, step: Step) -> None:
-    """Count what the rows of a step are, and what pads them."""
+    """Count the situations of the rows of a step and of its padding."""
     if not step.rows:
         coverage.note(Situation.IDLE)
     if step.num_rows > len(step.rows):
@@ -89,7 +89,7 @@ def _note_mixture(coverage: Coverage, step: Step) -> None:
 
 
 def note_accepted(coverage: Coverage, rows: Many[Row], accepted: Many[list[int]]) -> None:
-    """Count what became of the drafts of a step."""
+    """Count the situations of the accepted and rejected drafts of a step."""
     for row, path in zip(rows, accepted, strict=True):
         if row.kind is Kind.VERIFY:
             right = {0: Situation.CHAIN_NONE, row.query_len - 1: Situation.CHAIN_ALL}
@@ -105,6 +105,6 @@ def note_accepted(coverage: Coverage, rows: Many[Row], accepted: Many[list[int]]
 
 
 def note_window(coverage: Coverage, seq: Sequence, row: Row) -> None:
-    """Count how far a window reaches, before its answers are taken."""
+    """Count whether a window reaches past the accepted tokens, before its outputs are committed."""
     past = row.query_len > seq.known - row.committed
     coverage.note(Situation.WINDOW_PAST_ACCEPTED if past else Situation.WINDOW_ALL_ACCEPTED)

@@ -1,4 +1,4 @@
-"""What a client asks for."""
+"""A request of a client."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from functools import cached_property
 
 from paged_mla_shared.errors import InvalidArgument
 
-LATEST_STEP = 1 << 16  # of an arrival: an engine without work runs through every step before it
-MOST_LETTERS = 1 << 12  # of extra keys: they are part of the key of each block
+LATEST_STEP = 1 << 16  # limit of arrivals and aborts: an engine without work runs every idle step
+MOST_LETTERS = 1 << 12  # limit of extra keys, which are part of the key of each block
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request, with the answer the model will give it.
+    """One request, with the tokens that the model will generate for it.
 
     Parameters
     ----------
     id : str
     prompt : tuple of int
-        Token ids, at least one.
+        Token ids >= 0, at least one.
     output : tuple of int
-        Tokens the model will say, at least one: a function of the request, so they are known
-        from the start and revealed as the engine samples them.
+        Token ids >= 0 that the model will generate, at least one. They depend only on the request,
+        so they are known from the start. The engine samples them one after the other.
     arrival : int
-        Engine step before which the engine does not know the request.
+        Engine step at which the request arrives, 0 to 2^16.
     extra_keys : tuple of str
-        What changes the model's answer besides tokens, an adapter or a salt (S-13); at most 4096
-        letters in all, and as many keys.
+        Inputs other than tokens that change the model's output, such as an adapter or a salt
+        (S-13); at most 4096 keys with at most 4096 characters in all.
     abort : int, optional
-        Engine step at which the client hangs up, not before its arrival.
+        Engine step at which the client aborts the request, `arrival` to 2^16.
     """
 
     id: str
@@ -40,28 +40,31 @@ class Request:
     abort: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no client can ask for.
+        """Check the values.
 
         Raises
         ------
         InvalidArgument
+            A value is not in its range.
         """
         for name in ("prompt", "output"):
             tokens = getattr(self, name)
             if not tokens or min(tokens) < 0:
                 given = f"{min(tokens)}" if tokens else "no token"
-                raise InvalidArgument(name, given, "one token or more, each >= 0")
+                raise InvalidArgument(name, given, "at least one token, and tokens >= 0")
         size = max(len(self.extra_keys), sum(map(len, self.extra_keys)))
         if size > MOST_LETTERS:
-            given = f"{len(self.extra_keys)} keys, {sum(map(len, self.extra_keys))} letters"
-            raise InvalidArgument("extra_keys", given, f"at most {MOST_LETTERS} of each")
+            given = f"{len(self.extra_keys)} keys, {sum(map(len, self.extra_keys))} characters"
+            raise InvalidArgument(
+                "extra_keys", given, f"at most {MOST_LETTERS} keys and as many characters"
+            )
         if not 0 <= self.arrival <= LATEST_STEP:
             raise InvalidArgument("arrival", self.arrival, f"steps 0 to {LATEST_STEP}")
         if self.abort is not None and not self.arrival <= self.abort <= LATEST_STEP:
-            allowed = f"steps {self.arrival}, the arrival, to {LATEST_STEP}"
+            allowed = f"steps {self.arrival} (the arrival) to {LATEST_STEP}"
             raise InvalidArgument("abort", self.abort, allowed)
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
-        """Prompt and output."""
+        """The tokens of the prompt and the output."""
         return self.prompt + self.output

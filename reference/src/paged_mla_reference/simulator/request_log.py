@@ -1,21 +1,23 @@
-"""Logs of real traffic, request by request, as a workload.
+"""Logs of real traffic as a workload.
 
-One JSON object per line; blank lines are skipped, and null is as good as nothing.
+A log has one JSON object per line, for one request. Blank lines are skipped, and a null value is
+the same as a missing key.
 
 =================  ==========================================================================
-``id``             string, no two alike; default: the line's number
-``arrival``        number >= 0, in the unit of the log, from its start; required
-``prompt``         list of token ids, or instead of it
-``prompt_len``     tokens, made up: the same for nobody else, except for
-``prefix_group``   string: requests of one group begin with the same tokens,
-``prefix_len``     as many of them as this says, at most ``prompt_len``; default 0
-``output``         list of token ids, or instead of it
-``output_len``     tokens, made up; required without ``output``
-``extra_keys``     list of strings: adapter, salt
-``abort``          number, when the client hung up, not before ``arrival``
+``id``             string, distinct; the default is the line's number
+``arrival``        number >= 0, the time since the start of the log in its unit; required
+``prompt``         list of token ids; either ``prompt`` or ``prompt_len`` is required
+``prompt_len``     number of prompt tokens; their ids are random and differ between requests
+``prefix_group``   string; with ``prompt_len``, requests of one group start with the same
+                   tokens
+``prefix_len``     number of these common tokens, at most ``prompt_len``; default 0
+``output``         list of token ids; either ``output`` or ``output_len`` is required
+``output_len``     number of output tokens; their ids are random
+``extra_keys``     list of strings, such as an adapter or a salt
+``abort``          number, the time when the client aborted, not before ``arrival``
 =================  ==========================================================================
 
-Only lengths, times and groups are needed, so that traffic can be replayed without its words.
+A log needs only lengths, times and groups, so traffic can be replayed without its text.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ MOST_TOKENS = 1 << 20  # of all requests together
 
 @dataclass(frozen=True)
 class _Line:
-    """One line as it stands; lengths are those of its lists where it has them."""
+    """The values of one line; for each of prompt and output it has a list or a length."""
 
     arrival: float
     id: str | None = None
@@ -56,7 +58,7 @@ class _Line:
             length = getattr(self, f"{name}_len")
             if (getattr(self, name) is None) == (length is None):
                 given = f"neither {name} nor" if length is None else f"both {name} and"
-                raise InvalidArgument(name, f"{given} {name}_len", "one of the two")
+                raise InvalidArgument(name, f"{given} {name}_len", "exactly one of the two")
             if length is not None and not 1 <= length <= MOST_TOKENS:
                 raise InvalidArgument(f"{name}_len", length, f"1 to {MOST_TOKENS} tokens")
         if not 0 <= self.prefix_len <= (self.prompt_len or 0):
@@ -70,25 +72,26 @@ class _Line:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and output."""
+        """Number of tokens of prompt and output."""
         given = len(self.prompt or ()) + len(self.output or ())
         return given + (self.prompt_len or 0) + (self.output_len or 0)
 
 
 def load_log(path: Path, steps_per_unit: float = 1.0) -> tuple[Request, ...]:
-    """Return the requests of a log file, in its order.
+    """Return the requests of a log file, in the order of its lines.
 
     Parameters
     ----------
     path : Path
     steps_per_unit : float
-        Engine steps in one unit of ``arrival``: 50 for seconds and steps of 20 ms.
+        Engine steps in one unit of ``arrival``, > 0: 50 if the unit is a second and a step takes
+        20 ms.
 
     Raises
     ------
     InvalidArgument
-        The file cannot be read, a line is no object of this format, or all together ask for more
-        than ``MOST_REQUESTS`` requests or ``MOST_TOKENS`` tokens.
+        The file cannot be read, a line is not an object of this format, or the log has more than
+        ``MOST_REQUESTS`` requests or ``MOST_TOKENS`` tokens.
     """
     return read_log(read_text(path).split("\n"), steps_per_unit, str(path))
 
@@ -109,9 +112,13 @@ def read_log(
         line: _Line = build(_Line, parse_object(lines[number - 1], place), place)
         total += line.num_tokens
         if total > MOST_TOKENS:
-            raise InvalidArgument(place, f"{total} tokens up to here", f"at most {MOST_TOKENS}")
+            raise InvalidArgument(
+                place, f"{total} tokens up to this line", f"at most {MOST_TOKENS} tokens"
+            )
         if line.name(number) in ids:
-            raise InvalidArgument(f"{place}: id", repr(line.name(number)), "ids of no other line")
+            raise InvalidArgument(
+                f"{place}: id", repr(line.name(number)), "an id that no other line has"
+            )
         ids.add(line.name(number))
         parsed[number] = line
     requests: list[Request] = []

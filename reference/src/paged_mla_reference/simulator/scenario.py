@@ -1,4 +1,4 @@
-"""A workload on an engine: everything that determines a schedule, and a file of it."""
+"""A scenario: an engine and its requests, which determine a schedule; also its file format."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ class Scenario:
     ----------
     name : str
     why : str
-        What it is there to reach.
+        The purpose of the scenario.
     config : EngineConfig
     requests : tuple of Request
-        Each with an id of its own, and none too long for all blocks together.
+        Requests with distinct ids; all blocks together can hold each of them.
     rope : RopePairing, optional
-        Rotate queries and keys inside the step, with this pairing; not on divided caches.
+        Rotate queries and keys inside the step, with this pairing. A cache that is divided among
+        ranks allows no rope.
     mask_spelling : MaskSpelling
-        Of verified trees.
+        Spelling of the masks of verified trees.
     num_heads : int, optional
-        Of the model's heads, as many as this; all of them by default.
+        Number of the model's heads to use, 1 to 128; all heads by default.
     cache_format : str, optional
         The plain format of the run's dtype by default.
     """
@@ -54,24 +55,28 @@ class Scenario:
     cache_format: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse requests that the engine cannot tell apart or hold, and ropes of ranks.
+        """Check the values.
 
         Raises
         ------
         InvalidArgument
+            A value is out of range, two requests have the same id, a request is too long, there is
+            a rope on a divided cache, or the requests are too much work.
         """
         if self.num_heads is not None and not 1 <= self.num_heads <= 128:
             raise InvalidArgument("num_heads", self.num_heads, "1 to 128")
         check_format(self.cache_format)
         if self.rope is not None and self.config.group.world > 1:
-            raise InvalidArgument("rope", repr(str(self.rope)), "none on a divided cache")
+            raise InvalidArgument("rope", repr(str(self.rope)), "no rope on a divided cache")
         seen: set[str] = set()
         for number, request in enumerate(self.requests):
             if request.id in seen:
                 given = f"{request.id!r} a second time"
                 raise InvalidArgument(f"requests[{number}].id", given, "distinct ids")
             if len(request.tokens) > self.config.longest:
-                allowed = f"what fits in all blocks, {self.config.longest}"
+                allowed = (
+                    f"at most {self.config.longest} tokens, the number that fits in all blocks"
+                )
                 given = f"{len(request.tokens)} tokens"
                 raise InvalidArgument(f"requests[{number}]", given, allowed)
             seen.add(request.id)
@@ -79,12 +84,12 @@ class Scenario:
 
     @property
     def has_trees(self) -> bool:
-        """Whether some steps need a tree mask."""
+        """Whether the schedule verifies trees, whose steps need a tree mask."""
         drafts = self.config.drafts
         return drafts is not None and drafts.kind is DraftKind.TREE
 
     def problem(self, dims: MlaDims, dtype: str, mask: Mask) -> Problem:
-        """Return the problem that holds every step of one mask."""
+        """Return a problem whose capacities hold every step with the given mask."""
         config = self.config
         if self.num_heads is not None:
             dims = dims.with_heads(self.num_heads)
@@ -110,12 +115,14 @@ class Scenario:
 
 
 def drive(engine: Engine, requests: Sequence[Request]) -> Iterator[Step]:
-    """Submit every request at its arrival, hang up where it does, and run to the end.
+    """Run an engine until every request is finished; return its steps one after the other.
+
+    Each request is submitted at its arrival and aborted at its ``abort`` step.
 
     Raises
     ------
     InvalidArgument
-        The steps are more than ``MOST_WORK``.
+        The work of the steps is more than ``MOST_WORK``.
     """
     coming = sorted(requests, key=lambda request: request.arrival)[::-1]
     leaving = sorted(
@@ -135,17 +142,17 @@ def drive(engine: Engine, requests: Sequence[Request]) -> Iterator[Step]:
 
 
 def save_scenario(scenario: Scenario, path: Path) -> None:
-    """Write a scenario as JSON, with every token, so that it can be replayed anywhere."""
+    """Write a scenario as JSON, with every token, so that it can be run again anywhere."""
     path.write_text(json.dumps({"version": VERSION, **asdict(scenario)}) + "\n")
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Read what :func:`save_scenario` wrote.
+    """Return the scenario of a file that :func:`save_scenario` wrote.
 
     Raises
     ------
     InvalidArgument
-        The file is of another version of the format, or holds no scenario.
+        The file has another version of the format, or does not hold a scenario.
     """
     fields = read_object(path)
     take_version(fields, "version", VERSION, str(path))

@@ -1,4 +1,4 @@
-"""Named schedules: short ones that together reach every situation of the coverage table."""
+"""Named schedules: short schedules that together reach every situation of the coverage table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def request(
     extra_keys: tuple[str, ...] = (),
     abort: int | None = None,
 ) -> Request:
-    """Return a request of `prompt` tokens of its own behind those of `after`."""
+    """Return a request whose prompt is `after` followed by `prompt` random tokens."""
     rng = random.Random(name)
     return Request(
         id=name,
@@ -38,7 +38,7 @@ TRUNK = tokens(random.Random("trunk"), 24)
 
 _CHUNKS = Scenario(
     name="chunks",
-    why="prompts in pieces of any size, the last of one token, beside decode rows",
+    why="prompts in chunks of any size, the last with one token, together with decode rows",
     config=EngineConfig(block_size=16, num_blocks=20, token_budget=18, max_chunk=9),
     requests=(
         request("short", 3, 9),
@@ -52,7 +52,7 @@ _CHUNKS = Scenario(
 _PREFIXES = Scenario(
     name="prefixes",
     why="hits whose prompts end before, at and after a block edge, and evictions of shared blocks, "
-    "whose prefix comes again",
+    "whose prefix is requested again",
     config=EngineConfig(
         block_size=8,
         num_blocks=8,
@@ -75,7 +75,7 @@ _PREFIXES = Scenario(
 
 _LOOKALIKES = Scenario(
     name="lookalikes",
-    why="prompts that differ in the last token of a block, or hold equal blocks in another order",
+    why="prompts that differ in the last token of a block, or have equal blocks in another order",
     config=EngineConfig(block_size=4, num_blocks=24, max_rows=3, token_budget=12, max_chunk=5),
     requests=(
         request("one", 2, 3, after=TRUNK[:8]),
@@ -87,7 +87,7 @@ _LOOKALIKES = Scenario(
 
 _PREEMPTION = Scenario(
     name="preemption",
-    why="a request that loses its blocks and comes back to find some of them",
+    why="a request that loses its blocks and finds some of them in the cache when it is resumed",
     config=EngineConfig(
         block_size=4,
         num_blocks=11,
@@ -131,7 +131,7 @@ _CHAINS = Scenario(
 
 _TREES = Scenario(
     name="trees",
-    why="draft trees verified at once, and windows that rewrite what they accepted",
+    why="draft trees that are verified at once, and windows that write accepted tokens again",
     config=EngineConfig(
         block_size=16,
         num_blocks=24,
@@ -153,7 +153,7 @@ _TREES = Scenario(
 
 _BRANCHES = Scenario(
     name="branches",
-    why="drafts that run through the cache first, on blocks of their own",
+    why="drafts that first run through the cache, on their own blocks",
     config=EngineConfig(
         block_size=8,
         num_blocks=48,
@@ -169,7 +169,7 @@ _BRANCHES = Scenario(
 
 _RANKS = Scenario(
     name="ranks",
-    why="a cache divided over two ranks, one of them without a key at first",
+    why="a cache that is divided between two ranks, one of which has no key at first",
     config=EngineConfig(
         block_size=8,
         num_blocks=16,
@@ -186,7 +186,7 @@ _RANKS = Scenario(
 
 _PRODUCTION = Scenario(
     name="production",
-    why="a long prompt in long chunks beside many short requests",
+    why="a long prompt in long chunks together with many short requests",
     config=EngineConfig(
         block_size=64,
         num_blocks=64,

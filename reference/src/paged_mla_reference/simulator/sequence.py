@@ -1,4 +1,4 @@
-"""What an engine keeps about one request."""
+"""The state that an engine keeps for one request."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ class Sequence:
     ----------
     request : Request
     known : int
-        Tokens the engine has: the prompt, and what it sampled.
+        Number of tokens that the engine has: the prompt and the sampled tokens.
     computed : int
-        Leading tokens whose latents are in the cache, in ``blocks``.
+        Number of leading tokens whose latents are in the cache, in ``blocks``.
     target : int
-        Prefill lasts until so many tokens are computed.
+        Prefill ends when this number of tokens is computed.
     window_due : bool
-        The last verified tree left tokens to be written to their own slots (S-16).
+        Whether accepted tokens of the last verified tree must still be written to their own slots
+        (S-16).
     published : int
-        Leading blocks that were made known.
+        Number of leading blocks that are in the prefix index.
     preempted : bool
-        It ran before and lost its blocks.
+        Whether the request ran before and lost its blocks.
     blocks : list of int
+        Block ids of the request.
     branches : list of tuple of int
-        Drafts that went through the cache and are to be verified next.
+        Drafts that ran through the cache and are verified next.
     """
 
     request: Request
@@ -45,24 +47,24 @@ class Sequence:
 
     @property
     def prefilling(self) -> bool:
-        """True until the tokens it was admitted with are computed."""
+        """True until all tokens that were known at the admission are computed."""
         return self.computed < self.target
 
     @property
     def finished(self) -> bool:
-        """True when every token of the output was sampled."""
+        """True if every token of the output was sampled."""
         return self.known == len(self.request.tokens)
 
     def truth(self, count: int) -> tuple[int, ...]:
-        """Return the next tokens that the model will say, `count` of them at most."""
+        """Return the next tokens that the model will generate, at most `count` of them."""
         return self.request.tokens[self.known : self.known + count]
 
     def reveal(self, count: int) -> None:
-        """Sample `count` more tokens, or as many as the output has left."""
+        """Sample `count` more tokens, or the rest of the output if it is shorter."""
         self.known = min(self.known + count, len(self.request.tokens))
 
     def content(self, block: int, span: int) -> BlockContent:
-        """Return what the request's full block number `block` holds."""
+        """Return the content of the request's full block number `block`, with `span` tokens."""
         while len(self._contents) <= block:
             start = len(self._contents) * span
             previous = self._contents[-1] if self._contents else None

@@ -1,4 +1,4 @@
-"""Drafts of what a model will say next, and how many of them were right."""
+"""Drafts of the next tokens of a model, and the number of accepted drafts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def draft_branches(
 ) -> list[tuple[int, ...]]:
     """Return branches of ``drafts.depth`` tokens each.
 
-    One of them follows `truth`, the tokens the model will say, for a random number of tokens.
-    Each other one leaves an earlier branch at a random depth.
+    One branch follows `truth`, the tokens that the model will generate, for a random number of
+    tokens. Each other branch leaves an earlier branch at a random depth.
     """
     right = 0
     while right < min(drafts.depth, len(truth)) and rng.random() < drafts.acceptance:
@@ -32,10 +32,10 @@ def draft_branches(
 def tree_of(
     root: int, branches: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return tokens and parents of the tree that the branches form below `root`.
+    """Return the tokens and parents of the tree that the branches form below `root`.
 
-    Equal beginnings become one path. Nodes stand level by level, so that parents come first
-    and an accepted path is seldom contiguous.
+    Branches with equal beginnings share a path. Nodes are ordered by level, so parents precede
+    their children, and the nodes of an accepted path are seldom contiguous.
     """
     tokens, parents = [root], [-1]
     at = [0] * len(branches)  # node that each branch has reached
@@ -52,7 +52,7 @@ def tree_of(
 
 
 def accepted_path(tokens: Sequence[int], parents: Sequence[int], truth: Sequence[int]) -> list[int]:
-    """Return the drafts below node 0 that the model would have said, in order."""
+    """Return the drafts below node 0 that the model would have generated, in order."""
     nodes = enumerate(zip(parents, tokens, strict=True))
     children = {parent_and_token: node for node, parent_and_token in nodes}
     path: list[int] = []

@@ -1,4 +1,4 @@
-"""One engine step, as rows of requests."""
+"""One engine step as rows of requests."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from paged_mla_shared.problem import Mask
 
 
 class Kind(StrEnum):
-    """What a row is doing."""
+    """The purpose of a row."""
 
-    PREFILL = "prefill"  # a chunk of known tokens
-    DECODE = "decode"  # one token, the last that was sampled
-    VERIFY = "verify"  # that token and a chain of drafts
-    TREE = "tree"  # that token and a tree of drafts
-    DRAFT = "draft"  # one branch of a draft (S-15)
-    WINDOW = "window"  # accepted tokens again, at their own slots, in a fixed window (S-16)
+    PREFILL = "prefill"  # computes a chunk of known tokens
+    DECODE = "decode"  # computes the newest sampled token
+    VERIFY = "verify"  # computes the newest sampled token and a chain of drafts
+    TREE = "tree"  # computes the newest sampled token and a tree of drafts
+    DRAFT = "draft"  # computes one branch of a draft (S-15)
+    WINDOW = "window"  # computes accepted tokens again, at their own slots (S-16)
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class Row:
     request : Request
     kind : Kind
     committed : int
-        Leading tokens of the request that the row finds in the cache.
+        Number of the request's leading tokens that are in the cache.
     tokens : tuple of int
-        Query tokens.
+        Ids of the query tokens.
     blocks : tuple of int
-        The row's block ids; may reach past what it reads.
+        The row's block ids; there may be more blocks than the row reads.
     branch : tuple of int
-        Drafted tokens that follow the committed ones in the cache.
+        Drafted tokens that follow the committed tokens in the cache.
     parents : tuple of int, optional
-        Of each query token: the query token before it on its path, -1 if that is the context.
-        ``None`` for a chain.
+        For each query token, the query token before it on its path, or -1 if the context is before
+        it. ``None`` for a chain.
     """
 
     request: Request
@@ -51,20 +51,20 @@ class Row:
 
     @property
     def query_len(self) -> int:
-        """Query tokens."""
+        """Number of query tokens."""
         return len(self.tokens)
 
     @property
     def context_len(self) -> int:
-        """Tokens in the cache before the step (S-2)."""
+        """Number of tokens in the cache before the step (S-2)."""
         return self.committed + len(self.branch)
 
     def parent(self, token: int) -> int:
-        """Return the query token before `token` on its path, -1 if that is the context."""
+        """Return the query token before `token` on its path, or -1 if the context is before it."""
         return token - 1 if self.parents is None else self.parents[token]
 
     def ancestors(self, token: int) -> list[int]:
-        """Return the query tokens on the path to `token`, itself last."""
+        """Return the query tokens on the path to `token`; `token` is the last of them."""
         path = []
         while token >= 0:
             path.append(token)
@@ -74,12 +74,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Step:
-    """Rows that run together, real ones first.
+    """Rows that run together; padded rows follow the real rows.
 
     Parameters
     ----------
     number : int
-        Counts from 0.
+        Number of the step, from 0.
     mask : Mask
         ``CAUSAL`` or ``TREE``.
     rows : tuple of Row
@@ -99,5 +99,5 @@ class Step:
 
     @property
     def query_tokens(self) -> int:
-        """Query tokens of real rows."""
+        """Number of query tokens of the real rows."""
         return sum(row.query_len for row in self.rows)

@@ -8,7 +8,7 @@ from paged_mla_reference.simulator.step import Row, Step
 
 
 def schedule_table(steps: Iterable[Step]) -> str:
-    """Return one line per step: its padded shape, and each row's context and query tokens."""
+    """Return a header and one line per step: its padded shape, and each row's tokens and blocks."""
     lines = ["step  mask    rows  tokens  request: kind context+query @ blocks"]
     for step in steps:
         rows = " | ".join(map(_row, step.rows)) or "idle"

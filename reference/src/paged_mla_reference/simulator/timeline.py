@@ -1,4 +1,4 @@
-"""A schedule as one page: rows, graph shapes, blocks and hits, step by step."""
+"""An HTML page of a schedule: rows, graph shapes, blocks and hits of each step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PLACE = re.compile(r"trace (\S+), step (\d{1,9}), rank \d+(?:, token (\d{1,9}))
 
 @dataclass(frozen=True)
 class Mark:
-    """Where an answer was wrong.
+    """The place of a wrong output.
 
     Parameters
     ----------
     step : int
         Engine step.
     token : int or None
-        Query token of the step, ``None`` when no single one is to blame.
+        Query token of the step; ``None`` if the message names no token.
     message : str
     """
 
@@ -37,7 +37,7 @@ class Mark:
 
 
 class Timeline:
-    """Watches an engine; holds what changes from step to step.
+    """Recorder of an engine's steps; it stores the changes from step to step.
 
     Parameters
     ----------
@@ -49,11 +49,11 @@ class Timeline:
         self._lanes: dict[str, int] = {}
         self._requests: list[dict[str, Any]] = []
         self._steps: list[dict[str, Any]] = []
-        self._blocks: dict[int, int] = {}  # those that are not free
-        self._again: set[int] = set()  # blocks to look at after the next step
+        self._blocks: dict[int, int] = {}  # owner codes of blocks that were not always free
+        self._again: set[int] = set()  # blocks to check again after the next step
 
     def watch(self, step: Step) -> None:
-        """Note a step that the engine has just made."""
+        """Record the engine's newest step."""
         rows = [
             [self._lane(row.request.id, len(row.request.prompt), len(row.request.output)),
              list(Kind).index(row.kind), row.context_len, row.query_len, list(row.blocks)]
@@ -73,7 +73,7 @@ class Timeline:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all that was watched, for the page."""
+        """Return the recorded data, for the page."""
         return {
             "kinds": [str(kind) for kind in Kind],
             "requests": self._requests,
@@ -89,11 +89,11 @@ class Timeline:
         return self._lanes[request_id]
 
     def _changed(self, step: Step) -> list[list[int]]:
-        """Return each block that another one has now: nobody, the prefix cache, or a request.
+        """Return each block with a new owner: no owner, the prefix cache, or a request.
 
-        Only blocks that the pool touched in this step or the last one are looked at: a row whose
-        request has ended is still in its step. So are shared ones, whose first request depends on
-        the order of rows.
+        The function checks only blocks that the pool touched in this step or in the step before,
+        because a row whose request has ended is still in its step. It also checks shared blocks,
+        because their first request depends on the order of rows.
         """
         pool = self._engine.pool
         now = pool.take_changed()
@@ -109,7 +109,7 @@ class Timeline:
         return changed
 
     def _owners(self, step: Step, touched: set[int]) -> dict[int, int]:
-        """Return of each touched block in use which request has it first, and whether alone."""
+        """Return the owner code of each touched block in use: its first request and its sharing."""
         pool = self._engine.pool
         users = [(row.request.id, row.blocks) for row in step.rows]
         users += [(seq.request.id, tuple(seq.blocks)) for seq in self._engine.running]
@@ -123,7 +123,7 @@ class Timeline:
 
 
 def timeline_of(scenario: Scenario) -> dict[str, Any]:
-    """Run a scenario and return its timeline, with the situations it reached."""
+    """Run a scenario and return its timeline, with the table of reached situations."""
     engine = Engine(scenario.config)
     timeline = Timeline(engine)
     for step in drive(engine, scenario.requests):
@@ -138,12 +138,12 @@ def timeline_of(scenario: Scenario) -> dict[str, Any]:
 
 
 def mark_in_report(report: dict[str, Any], name: str, where: str = "report") -> Mark | None:
-    """Return where a conformance report says trace `name` failed, ``None`` if it did not.
+    """Return the place at which trace `name` failed in a conformance report, or ``None``.
 
     Raises
     ------
     InvalidArgument
-        It is no report; the message begins with `where`.
+        `report` is not a report; the message begins with `where`.
     """
     results = report.get("results")
     for result in build(tuple[dict[str, Any], ...], results, f"{where}: results"):
@@ -159,6 +159,6 @@ def mark_in_report(report: dict[str, Any], name: str, where: str = "report") -> 
 
 
 def render(timeline: dict[str, Any], mark: Mark | None = None) -> str:
-    """Return the page; it needs no other file."""
+    """Return the HTML page of a timeline; the page needs no other file."""
     data = {**timeline, "mark": None if mark is None else asdict(mark)}
     return TEMPLATE.read_text().replace('"__TIMELINE__"', in_script(data))

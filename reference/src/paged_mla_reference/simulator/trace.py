@@ -1,4 +1,4 @@
-"""Steps with the answers they must get, one after the other (S-19)."""
+"""The steps of a schedule with their expected outputs, one after the other (S-19)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from paged_mla_shared.problem import Batch, Mask, Problem
 
 @dataclass(frozen=True)
 class Token:
-    """What a query token is, for messages.
+    """The description of a query token, for messages.
 
     Parameters
     ----------
     request, kind : str
+        The id of the request and the kind of the row.
     index : int
-        Tokens before it in its row's cache and query.
+        Number of tokens before it in its row, cached tokens and query tokens.
     """
 
     request: str
@@ -40,21 +41,21 @@ class Token:
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One batch and its answers.
+    """One batch and its expected outputs.
 
     Parameters
     ----------
     number : int
-        Engine step; ranks of one step follow each other.
+        Number of the engine step; the batches of all its ranks are consecutive.
     rank : int
-        Whose cache the batch reads and writes.
+        The rank whose cache the batch reads and writes.
     mask : Mask
-        Which of the trace's problems it belongs to.
+        Selects the trace's problem of the batch.
     batch : Batch
     exact, rounded : Answer
-        The dense answer in float64, and rounded where the specification rounds.
+        The output of dense attention in float64, and rounded where the specification rounds.
     tokens : tuple of Token
-        Of real rows; T may be larger.
+        The query tokens of real rows; T may be larger.
     """
 
     number: int
@@ -68,16 +69,16 @@ class TraceStep:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a run of steps shares.
+    """The common values of all steps of a run.
 
     Parameters
     ----------
     name : str
     problems : dict of Mask to Problem
-        One per mask that occurs; equal in all that concerns the cache, which passes from one to
-        the other.
+        One problem for each mask of the steps. All problems use the same cache, so their cache
+        parameters are equal.
     world : int
-        Ranks, each with a cache of its own.
+        Number of ranks; each has its own cache.
     """
 
     name: str
@@ -86,12 +87,12 @@ class Trace:
 
 
 def trace_of(scenario: Scenario, dims: MlaDims, dtype: str) -> Trace:
-    """Return the frame of a scenario's trace for a model and an element type.
+    """Return the trace of a scenario, without its steps, for the dims and dtype of a model.
 
     Raises
     ------
     InvalidArgument
-        The rules allow no such problem.
+        The rules forbid the problem.
     """
     masks = [Mask.CAUSAL, Mask.TREE] if scenario.has_trees else [Mask.CAUSAL]
     problems = {mask: scenario.problem(dims, dtype, mask) for mask in masks}
@@ -101,13 +102,13 @@ def trace_of(scenario: Scenario, dims: MlaDims, dtype: str) -> Trace:
 
 
 class Recorder:
-    """Turns engine steps into trace steps.
+    """Converts engine steps to trace steps.
 
     Parameters
     ----------
     trace : Trace
     engine : Engine
-        Whose steps are recorded.
+        The engine that makes the steps.
     """
 
     def __init__(self, trace: Trace, engine: Engine) -> None:
@@ -118,7 +119,7 @@ class Recorder:
         self._model = ModelStandIn(problem.dims, problem.dtype)
         self._dense = Dense(problem, self._model, self._histories)
         self._seen: set[str] = set()
-        self._pairs = self._batches = 0  # of a query and a key, of a step and a rank
+        self._pairs = self._batches = 0  # a pair: a query and a key; a batch: a step and a rank
 
     def record(self, step: Step) -> Iterator[TraceStep]:
         """Return one trace step per rank.
@@ -126,7 +127,7 @@ class Recorder:
         Raises
         ------
         InvalidArgument
-            The answers up to this step are too much work.
+            The outputs up to this step are too much work, or the step is too large.
         """
         problem, group = self._trace.problems[step.mask], self._engine.config.group
         pairs = sum(row.query_len * (row.context_len + row.query_len) for row in step.rows)
@@ -166,7 +167,7 @@ class Recorder:
 def record(
     scenario: Scenario, dims: MlaDims, dtype: str, engine: Engine | None = None
 ) -> Iterator[TraceStep]:
-    """Run a scenario and return its trace step by step; nothing of earlier steps is kept.
+    """Run a scenario and return its trace step by step; do not keep earlier steps.
 
     Parameters
     ----------
@@ -174,7 +175,7 @@ def record(
     dims : MlaDims
     dtype : str
     engine : Engine, optional
-        A fresh one of the scenario's config, for callers that want to look at it.
+        A new engine with the scenario's config, for callers that read its state.
     """
     engine = engine or Engine(scenario.config)
     recorder = Recorder(trace_of(scenario, dims, dtype), engine)

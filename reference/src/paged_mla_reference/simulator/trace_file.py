@@ -1,23 +1,24 @@
-"""A trace as a file: for implementations that do not run the simulator.
+"""The file format of a trace, for implementations that do not run the simulator.
 
-Version 2 is an ``.npz``: a zip of ``.npy`` arrays, version 1.0 and C-contiguous, that
-``numpy.load`` opens, one array at a time. ``header.json`` comes first::
+Version 2 is an ``.npz`` file: a zip of C-contiguous ``.npy`` arrays, version 1.0, which
+``numpy.load`` opens, one array at a time. The first member is ``header.json``::
 
     {"version": 2, "name": ..., "world": ..., "problems": {"causal": {...}, "tree": {...}}}
 
-with problems spelled as their fields. Every step is a folder ``000000000``, ``000000001``, ... with
+Each problem is an object of the fields of ``Problem``. Every step is a folder ``000000000``,
+``000000001``, ... with these members:
 
-* ``step.json``: ``number``, ``rank``, ``mask`` and, for each token of a real row, ``tokens`` as
-  ``[request, kind, index]``;
-* the batch's arrays under their names, absent where the batch has ``None``;
-* ``exact_out``, ``exact_lse``: the exact answer, float64;
-* ``score_bound``, ``value_bound``, ``turn_error``: how large the numbers were on the way to it, and
-  what rounding one rotated element otherwise moves a score by, float64;
-* ``rounded_out``, ``rounded_lse``: the answer rounded where the rules round.
+* ``step.json``: ``number``, ``rank``, ``mask``, and ``tokens`` with ``[request, kind, index]`` for
+  each token of a real row;
+* the batch's arrays under their names; an array that is ``None`` in the batch is absent;
+* ``exact_out``, ``exact_lse``: the exact output, float64;
+* ``score_bound``, ``value_bound``, ``turn_error``: the bounds of
+  :class:`~paged_mla_reference.rules.attention.Answer` for error budgets, float64;
+* ``rounded_out``, ``rounded_lse``: the output rounded where the rules round.
 
-``q_nope``, ``q_pe``, ``ckv``, ``k_pe`` and ``rounded_out`` are bit patterns, unsigned integers of
-the width of the problem's dtype. Caches are all poison before the first step, and carry over
-from a rank's step to its next one, whatever the mask.
+``q_nope``, ``q_pe``, ``ckv``, ``k_pe`` and ``rounded_out`` are stored as bit patterns: unsigned
+integers with the width of the problem's dtype. Before the first step, every byte of a cache is
+poison. The steps of a rank, with any mask, use the same cache one after the other.
 """
 
 from __future__ import annotations
@@ -52,26 +53,27 @@ _EXPECTED = ("exact_out", "exact_lse", *_BOUNDS, "rounded_out", "rounded_lse")
 
 
 def check_writable(trace: Trace) -> None:
-    """Check that the answers of a trace are known.
+    """Check that the outputs of a trace are known.
 
     Raises
     ------
     InvalidArgument
-        Tokens of the cache share scales: what a request sees depends on more than itself.
+        In the cache format, tokens share scales, so the cached values of a request depend on more
+        than its own tokens.
     """
     for problem in trace.problems.values():
         if problem.layout.format.couples_tokens:
-            allowed = "formats that cache a token the same whatever is cached beside it"
+            allowed = "formats in which the bytes of a token do not depend on other tokens"
             raise InvalidArgument("cache_format", problem.cache_format, allowed)
 
 
 def save_trace(trace: Trace, steps: Iterable[TraceStep], path: Path) -> None:
-    """Write a trace step by step; no two steps are held at once.
+    """Write a trace step by step; hold only one step in memory.
 
     Raises
     ------
     InvalidArgument
-        No answers are known, or a step is larger than a reader takes.
+        The outputs are not known, or a step is larger than a reader accepts.
     """
     check_writable(trace)
     problems = {str(mask): asdict(problem) for mask, problem in trace.problems.items()}
@@ -90,7 +92,7 @@ def save_trace(trace: Trace, steps: Iterable[TraceStep], path: Path) -> None:
             size = sum(array.nbytes for array in arrays.values())
             if size > LARGEST_ARRAYS:
                 given = f"{size} bytes of arrays in step {step.number}"
-                raise InvalidArgument(str(path), given, f"at most {LARGEST_ARRAYS}")
+                raise InvalidArgument(str(path), given, f"at most {LARGEST_ARRAYS} bytes")
             archive.writestr(f"{folder:09}/step.json", json.dumps(about))
             for name, array in arrays.items():
                 with archive.open(f"{folder:09}/{name}.npy", "w") as file:
@@ -99,12 +101,12 @@ def save_trace(trace: Trace, steps: Iterable[TraceStep], path: Path) -> None:
 
 
 def load_trace(path: Path) -> tuple[Trace, Iterator[TraceStep]]:
-    """Return a trace and its steps; each is read and checked when it is asked for.
+    """Return a trace and an iterator over its steps, which reads and checks one step at a time.
 
     Raises
     ------
     InvalidArgument
-        The file is no trace of this version. Errors in a step come with that step.
+        The file is not a trace of this version. The iterator raises the errors of a step.
     """
     where = f"{path}: header.json"
     with open_archive(path) as archive:
@@ -123,7 +125,9 @@ class _Header:
     def __post_init__(self) -> None:
         ContextParallel(self.world)
         if Mask.CAUSAL not in self.problems:
-            raise InvalidArgument("problems", "no causal one", "causal, and tree or not")
+            raise InvalidArgument(
+                "problems", "no causal problem", "a causal problem, and optionally a tree problem"
+            )
         for mask, problem in self.problems.items():
             if (problem.mask, problem.dtype) != (mask, self.dtype):
                 allowed = f"mask {mask} and dtype {self.dtype}"
@@ -138,7 +142,7 @@ class _Header:
 
 @dataclass(frozen=True)
 class _About:
-    """What ``step.json`` says."""
+    """The contents of ``step.json``."""
 
     number: int
     rank: int
@@ -154,11 +158,13 @@ def _steps(path: Path, header: _Header) -> Iterator[TraceStep]:
         for number, (folder, members) in enumerate(steps.items()):
             where = f"{path}: {folder}"
             if folder != f"{number:09}":
-                raise InvalidArgument(where, "no step", f"the folder {number:09}")
+                raise InvalidArgument(where, "not the next step", f"the folder {number:09}")
             about = build(_About, archive.read_object(f"{folder}/step.json"), f"{where}/step.json")
             known = {f"{folder}/{name}.npy": name for name in (*_ARRAYS, *_EXPECTED)}
             if unknown := set(members) - known.keys() - {f"{folder}/step.json"}:
-                raise InvalidArgument(f"{path}: {min(unknown)!r}", "a member", ", ".join(known))
+                raise InvalidArgument(
+                    f"{path}: {min(unknown)!r}", "an unknown member", ", ".join(known)
+                )
             given = {member: name for member, name in known.items() if member in members}
             arrays = archive.read_arrays(given)
             try:
@@ -183,21 +189,25 @@ def _arrays(step: TraceStep, dtype: str) -> dict[str, NDArray[Any]]:
 def _step(header: _Header, about: _About, arrays: dict[str, NDArray[Any]]) -> TraceStep:
     if about.mask not in header.problems or not 0 <= about.rank < header.world:
         given = f"mask {about.mask}, rank {about.rank}"
-        raise InvalidArgument("step.json", given, f"a problem's mask, a rank of {header.world}")
+        raise InvalidArgument(
+            "step.json", given, f"the mask of a problem, and a rank below {header.world}"
+        )
     if missing := {*_ARRAYS, *_EXPECTED} - arrays.keys() - {"mask", "slot_mapping"}:
-        raise InvalidArgument(f"{min(missing)}.npy", "nothing", "a member: it is required")
+        raise InvalidArgument(f"{min(missing)}.npy", "nothing", "a member with this name")
     dtype = numpy_dtype(header.dtype)
     for name in (*_AS_BITS, "rounded_out"):
         unsigned = bits(np.zeros(0, dtype)).dtype
         if arrays[name].dtype != unsigned:
-            raise InvalidArgument(name, arrays[name].dtype, f"{unsigned}, bits of {header.dtype}")
+            raise InvalidArgument(
+                name, arrays[name].dtype, f"{unsigned} with the bits of {header.dtype}"
+            )
         arrays[name] = arrays[name].view(dtype)
     batch = Batch(**{name: arrays[name] for name in _ARRAYS if name in arrays})
     validate_batch(header.problems[about.mask], batch)
     _check_expected(batch, arrays)
     if len(about.tokens) > batch.num_tokens:
         given = f"{len(about.tokens)} tokens"
-        raise InvalidArgument("step.json: tokens", given, f"at most {batch.num_tokens}")
+        raise InvalidArgument("step.json: tokens", given, f"at most {batch.num_tokens} tokens")
     bounds = [arrays[name] for name in _BOUNDS]
     return TraceStep(
         number=about.number,

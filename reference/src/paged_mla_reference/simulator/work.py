@@ -1,6 +1,6 @@
-"""How much work a schedule is: what its steps list, in units of a block or a token.
+"""Limits of the work of a schedule. The unit of work is a block or a token that a step lists.
 
-A file of a few hundred bytes can ask for years of it, so that there is a limit.
+A file of a few hundred bytes can describe a schedule that runs for years, so limits are needed.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.errors import InvalidArgument
 
 MOST_WORK = 1 << 26
-"""Of one schedule: about a minute of one core."""
+"""Largest work of one schedule: it takes about a minute on one core."""
 MOST_PRODUCTS = 1 << 38
-"""Of the answers of one trace: about five minutes of one core."""
+"""Most products for the outputs of one trace: they take about five minutes on one core."""
 MOST_NUMBERS = 1 << 28
-"""Of the batch of one step and its answers: 2 GiB in float64."""
+"""Most numbers in the batch of one step and its outputs: 2 GiB in float64."""
 MOST_LISTED = 1 << 23
-"""Blocks in the rows of all steps of a page, which then has about 60 MB."""
+"""Most blocks in the rows of all steps of a page: the page then has about 60 MB."""
 MOST_BATCHES = 1 << 15
-"""Of one trace, whatever they hold: about five minutes of one core."""
-_OF_STEP, _OF_REQUEST = 64, 16  # what a step and a running request cost besides blocks and tokens
-_WAITING, _KNOWN = 16, 64  # so many requests, and so many of their tokens, are looked at in a unit
-_OF_PAIR = 1024  # products that a query and a key cost besides those of their heads
+"""Most batches of one trace, of any size: they take about five minutes on one core."""
+_OF_STEP, _OF_REQUEST = 64, 16  # work of a step and a running request without blocks and tokens
+_WAITING, _KNOWN = 16, 64  # waiting requests, and their tokens, that count as one unit of work
+_OF_PAIR = 1024  # work of a query and a key, in products, in addition to the products of heads
 _ALLOWED = (
-    f"at most {MOST_WORK:,} blocks and tokens in the rows of all steps: larger blocks, or fewer or "
-    "shorter requests"
+    f"at most {MOST_WORK:,} blocks and tokens in the rows of all steps; use larger blocks, or "
+    "fewer or shorter requests"
 )
 
 
 def check_least_work(config: EngineConfig, requests: Iterable[Request]) -> None:
-    """Check, without a step, that the output of requests is not too much work by itself.
+    """Check, without running a step, that the outputs of the requests are not too much work.
 
-    Each step adds one token to a row, or its drafts too, and lists the row's blocks. Requests that
-    hang up may end before that.
+    Each step adds one token and its drafts to a row and lists the row's blocks. Requests with an
+    abort are not counted, because they may end earlier.
 
     Raises
     ------
     InvalidArgument
-        Names the request that is too much.
+        The work is too large; the error names the request at which it passes the limit.
     """
     each = 1 if config.drafts is None else 1 + config.drafts.depth
     work = 0
@@ -60,25 +60,30 @@ def check_least_work(config: EngineConfig, requests: Iterable[Request]) -> None:
 
 
 def check_answers(pairs: int, batches: int, dims: MlaDims) -> None:
-    """Check that the answers of a trace, over `pairs` of a query and a key, are not too much work.
+    """Check that the outputs of a trace are not too much work.
 
     Parameters
     ----------
-    pairs, batches : int
-        Of all steps; a step has a batch for each rank.
+    pairs : int
+        Number of pairs of a query and a key in all steps.
+    batches : int
+        Number of batches of all steps; a step has a batch for each rank.
     dims : MlaDims
 
     Raises
     ------
     InvalidArgument
+        `pairs` or `batches` is too large.
     """
     if batches > MOST_BATCHES:
-        allowed = f"at most {MOST_BATCHES:,}: fewer ranks, or fewer steps"
+        allowed = f"at most {MOST_BATCHES:,}; use fewer ranks or fewer steps"
         raise InvalidArgument("trace", f"{batches:,} batches", allowed)
     of_heads = dims.num_heads * (dims.kv_lora_rank + dims.qk_rope_head_dim)
     most = MOST_PRODUCTS // (_OF_PAIR + of_heads)
     if pairs > most:
-        allowed = f"at most {most:,} with these dims: smaller dims, or fewer or shorter requests"
+        allowed = (
+            f"at most {most:,} with these dims; use smaller dims, or fewer or shorter requests"
+        )
         raise InvalidArgument("trace", f"{pairs:,} pairs of a query and a key", allowed)
 
 
@@ -91,48 +96,50 @@ def check_arrays(
     num_rows: int,
     blocks: Iterable[Sequence[int]],
 ) -> None:
-    """Check that the batch of one step, padding included, and its answers can be held at once.
+    """Check that the batch of one step, padding included, and its outputs fit in memory.
 
     Parameters
     ----------
     number : int
-        Of the step.
+        Number of the step.
     dims : MlaDims
     world : int
-        Ranks; where there are several, each token is a row of its own.
+        Number of ranks; with several ranks, each token is a separate row.
     num_tokens, num_rows : int
-        Of the step, padding included.
+        Tokens and rows of the step, padding included.
     blocks : iterable of sequence of int
-        Of each row; the block table has as many columns as the longest has blocks.
+        Block ids of each row; the longest determines the number of columns of the block table.
 
     Raises
     ------
     InvalidArgument
+        The step is too large.
     """
-    of_head = dims.qk_rope_head_dim + 3 * dims.kv_lora_rank  # a query, and two answers to it
+    of_head = dims.qk_rope_head_dim + 3 * dims.kv_lora_rank  # a query, and its two outputs
     rows = num_rows if world == 1 else num_tokens
     columns = max(map(len, blocks), default=1)
     numbers = num_tokens * dims.num_heads * of_head + rows * columns
     if numbers > MOST_NUMBERS:
         given = f"{numbers:,} numbers in step {number}"
-        allowed = f"at most {MOST_NUMBERS:,}: smaller dims, or fewer tokens and rows in a step"
+        allowed = f"at most {MOST_NUMBERS:,}; use smaller dims, or fewer tokens and rows in a step"
         raise InvalidArgument("trace", given, allowed)
 
 
 def check_page(listed: int) -> None:
-    """Check that a page which lists so many blocks, in the rows of all steps, can be opened.
+    """Check that a page with `listed` blocks in the rows of all steps is not too large.
 
     Raises
     ------
     InvalidArgument
+        `listed` is too large.
     """
     if listed > MOST_LISTED:
-        allowed = f"at most {MOST_LISTED:,}: larger blocks, fewer steps, or no page"
+        allowed = f"at most {MOST_LISTED:,}; use larger blocks or fewer steps, or write no page"
         raise InvalidArgument("--html", f"{listed:,} blocks in the rows of all steps", allowed)
 
 
 class Work:
-    """Counts the work of an engine's steps.
+    """Counter of the work of an engine's steps.
 
     Parameters
     ----------
@@ -143,17 +150,17 @@ class Work:
         self._engine, self._done = engine, 0
 
     def add(self, step: Step) -> None:
-        """Count a step that the engine has just made.
+        """Count the work of the engine's newest step.
 
         Raises
         ------
         InvalidArgument
-            All steps up to this one are too much.
+            All steps up to this step are more than ``MOST_WORK``.
         """
         engine = self._engine
         self._done += _OF_STEP + _OF_REQUEST * (len(step.rows) + len(engine.running))
         self._done += sum(len(row.blocks) + row.query_len for row in step.rows)
-        if engine.waiting:  # all are looked through for those that hang up, the first for a hit
+        if engine.waiting:  # the engine checks all for aborts, and the first for a prefix hit
             known = engine.waiting[0].known
             self._done += len(engine.waiting) // _WAITING
             self._done += known // engine.config.span + known // _KNOWN

@@ -1,4 +1,4 @@
-"""Seeded workloads: the shapes of traffic that stress a paged cache."""
+"""Seeded workloads: kinds of traffic that stress a paged cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def near(rng: random.Random, length: int) -> int:
 
 
 def shared_system_prompt(seed: int, count: int, length: int) -> tuple[Request, ...]:
-    """Many questions below one system prompt, some with an adapter or a salt of their own."""
+    """Return requests that share one system prompt; some have an adapter or a salt."""
     rng = random.Random(seed)
     system = tokens(rng, 2 * length)
     extra = [(), (), (), ("adapter-a",), ("salt-1", "adapter-a")]
@@ -39,7 +39,7 @@ def shared_system_prompt(seed: int, count: int, length: int) -> tuple[Request, .
 
 
 def multi_turn(seed: int, count: int, length: int) -> tuple[Request, ...]:
-    """Chats that come back with all they said before and one more question."""
+    """Return the turns of chats; each turn's prompt has all earlier turns and a new question."""
     rng = random.Random(seed)
     requests = []
     for chat in range(count):
@@ -53,7 +53,7 @@ def multi_turn(seed: int, count: int, length: int) -> tuple[Request, ...]:
 
 
 def long_documents(seed: int, count: int, length: int) -> tuple[Request, ...]:
-    """Long prompts with short answers, beside short prompts with long answers."""
+    """Return long prompts with short outputs, mixed with short prompts with long outputs."""
     rng = random.Random(seed)
     requests = []
     for i in range(count):
@@ -66,7 +66,7 @@ def long_documents(seed: int, count: int, length: int) -> tuple[Request, ...]:
 
 
 def bursts(seed: int, count: int, length: int) -> tuple[Request, ...]:
-    """Quiet, then everybody at once; some clients hang up."""
+    """Return requests that arrive in bursts; some clients abort."""
     rng = random.Random(seed)
     requests = []
     for i in range(count):
@@ -78,7 +78,7 @@ def bursts(seed: int, count: int, length: int) -> tuple[Request, ...]:
 
 
 def agents(seed: int, count: int, length: int) -> tuple[Request, ...]:
-    """Agents that fork one growing context, at any token of it."""
+    """Return requests of agents that fork one common context at random tokens."""
     rng = random.Random(seed)
     trunk = tokens(rng, 4 * length)
     return tuple(

@@ -1,1 +1,1 @@
-"""Holding an answer against the rules: what it may cost, what is wrong, and where."""
+"""Comparison of results with the rules: error budgets, mismatches and their places."""

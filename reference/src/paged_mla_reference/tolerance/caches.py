@@ -1,8 +1,9 @@
-"""Holding a cache against what an append leaves: every byte exact, but for what was rotated.
+"""Comparison of a cache with the expected cache after an append, and of inputs and reads.
 
-An element that was rotated may be rounded to its other neighbour (S-12). A cache whose scales are
-taken from the data then has another scale where the largest number is one of these, and codes of
-that: those of its neighbours.
+Every byte must be exact, except for bytes that depend on a rotation. A rotated element may be
+rounded to its other neighbor (S-12). If a cache computes its scales from the data, and such an
+element is the largest of its scale group, the group has another scale. Its codes are then equal or
+adjacent to the expected codes.
 
 Rule ids: S-1, S-9, S-10, S-11, S-12.
 """
@@ -30,13 +31,13 @@ from paged_mla_shared.problem import Batch, Problem
 
 @dataclass(frozen=True)
 class Rotated:
-    """Slots whose keys were computed, not copied.
+    """Slots whose keys were rotated, not copied.
 
     Parameters
     ----------
     slots : int64 [N]
     dtype : str
-        What keys are rounded to, before a cache makes something else of them.
+        The type to which keys are rounded before the cache encodes them.
     """
 
     slots: NDArray[np.int64]
@@ -44,22 +45,29 @@ class Rotated:
 
     @classmethod
     def of(cls, problem: Problem, slots: NDArray[np.int64]) -> Rotated | None:
-        """Return the slots that an append wrote, ``None`` without a rope."""
+        """Return the slots that an append wrote, or ``None`` if the problem has no rope."""
         return None if problem.rope is None else cls(slots, problem.dtype)
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Which token of `batch` was to write which slot, int64 [T]."""
+    """The tokens of a step and the slots to which they are written.
+
+    Parameters
+    ----------
+    batch : Batch
+    slots : int64 [T]
+        The slot of each token, -1 for none.
+    """
 
     batch: Batch
     slots: NDArray[np.int64]
 
     def describe(self, wrong_slots: NDArray[np.int64]) -> str:
-        """Say what the tokens have in common whose slots are wrong."""
+        """Describe the common properties of the tokens whose slots are in `wrong_slots`."""
         tokens = np.isin(self.slots, wrong_slots) & (self.slots >= 0)
         if not tokens.any():
-            return "no token of the step belongs there"
+            return "no token of the step has such a slot"
         return f"written by tokens of the step: {describe(tokens, self.batch)}"
 
 
@@ -72,11 +80,25 @@ def check_cache(
     *,
     rotated: Rotated | None = None,
 ) -> list[Check]:
-    """Every byte of the cache is as the rules leave it (S-10).
+    """Check every byte of the cache after an append (S-10).
 
-    The k_pe in slots that are `rotated` may be off by the rounding of a rotation
-    (:func:`paged_mla_reference.tolerance.budgets.rotation_budget`), and scales by what follows;
-    everything else is exact.
+    The ``k_pe`` of slots in `rotated` may have the error of a rounded rotation
+    (:func:`paged_mla_reference.tolerance.budgets.rotation_budget`), and scales that depend on these
+    keys may have the resulting error. All other bytes must be exact.
+
+    Parameters
+    ----------
+    layout : CacheLayout
+    block_ids : int64 [n]
+        The compared blocks.
+    actual, expected : uint8 [n, block_bytes]
+    writer : Writer, optional
+        With it, a message describes the tokens that write the wrong slots.
+    rotated : Rotated, optional
+
+    Raises
+    ------
+    Mismatch
     """
     if actual.shape != expected.shape or actual.dtype != np.uint8:
         detail = f"{actual.dtype}{actual.shape}, expected uint8{expected.shape}"
@@ -103,7 +125,7 @@ def allowed_bytes(
     expected: NDArray[np.uint8],
     rotated: Rotated | None,
 ) -> tuple[NDArray[np.bool_], list[Check]]:
-    """Return which bytes of raw blocks are as they may be, and what was compared (S-10, S-12)."""
+    """Return which bytes of raw blocks are allowed, and the comparisons made (S-10, S-12)."""
     allowed = actual == expected
     checks = [Check("cache bytes", 0.0, 0.0)]
     if rotated is not None:
@@ -119,7 +141,7 @@ def allowed_bytes(
 
 
 def _place_of(layout: CacheLayout, byte: int) -> str:
-    """Say what a byte of a raw block belongs to."""
+    """Describe the place of a byte of a raw block."""
     if byte >= layout.block_stride:
         return f"byte {byte - layout.block_stride} of its scales"
     token, offset = divmod(byte, layout.token_stride)
@@ -135,17 +157,17 @@ def _accept_rotated(
     actual: NDArray[np.uint8],
     expected: NDArray[np.uint8],
 ) -> Check:
-    """Mark bytes of k_pe as allowed where their values are within budget; return the worst.
+    """Mark the bytes of ``k_pe`` whose values are within budget as allowed; return the worst value.
 
-    `is_rotated` [blocks, block_size] says in which slots. No byte is marked where more elements
-    than may be are rounded otherwise.
+    `is_rotated` [blocks, block_size] selects the slots. The function marks no byte if too many
+    elements are rounded to their other neighbor.
     """
     mine, theirs = layout.field(actual, "k_pe"), layout.field(expected, "k_pe")
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b) & is_rotated[..., None]
     a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
     error, budget = np.abs(a - b), budgets.rotation_budget(b, dtype_name(mine.dtype))
-    fine = np.where(finite, error <= budget, np.isnan(mine) & np.isnan(theirs))  # any NaN will do
+    fine = np.where(finite, error <= budget, np.isnan(mine) & np.isnan(theirs))  # with any bits
     turned = int((error > 0).sum())
     if mine.dtype.itemsize > 2 or turned <= budgets.most_turned(int(finite.sum())):
         marks = layout.field(allowed.view(np.uint8), "k_pe").view(np.uint8)
@@ -161,9 +183,9 @@ def _turned(
     actual: NDArray[np.uint8],
     expected: NDArray[np.uint8],
 ) -> NDArray[np.bool_]:
-    """Return which scales [blocks, G] follow from a key of `dtype` that was rounded otherwise.
+    """Return which scales [blocks, G] are explained by another rounding of a key of `dtype`.
 
-    `is_rotated` [blocks, block_size] says in which slots keys may have been.
+    `is_rotated` [blocks, block_size] selects the slots of rotated keys.
     """
     right, mine = layout.scales(expected), layout.scales(actual)
     sizes = np.abs(widen(decode(layout.field(expected, "k_pe").view(np.uint8))))
@@ -181,7 +203,7 @@ def _accept_scales(
     actual: NDArray[np.uint8],
     expected: NDArray[np.uint8],
 ) -> None:
-    """Mark scales [blocks, G] that are `turned` as allowed, and codes that are neighbours."""
+    """Mark the scales in `turned` [blocks, G] as allowed, and adjacent codes of their tokens."""
     marks = allowed.view(np.uint8)
     layout.scale_bytes(marks)[turned] = 1
     of_token = np.repeat(turned, layout.block_size // turned.shape[1], axis=1)
@@ -192,14 +214,25 @@ def _accept_scales(
 
 
 def differs(mine: NDArray[Any], theirs: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where two arrays of numbers differ in a bit."""
+    """Return the mask of the elements in which two arrays differ in at least one bit."""
     return np.asarray(bits(np.ascontiguousarray(mine)) != bits(np.ascontiguousarray(theirs)))
 
 
 def check_left(
     batch: Batch, pairs: Sequence[tuple[str, NDArray[Any], NDArray[Any]]]
 ) -> list[Check]:
-    """Hold inputs of a call against themselves: names, arrays afterwards and before (S-10)."""
+    """Check that a call did not change its inputs (S-10).
+
+    Parameters
+    ----------
+    batch : Batch
+    pairs : sequence of tuple
+        For each input its name, the array after the call, and the array before the call.
+
+    Raises
+    ------
+    Mismatch
+    """
     for name, after, before in pairs:
         wrong = differs(after, before)
         if wrong.any():
@@ -211,9 +244,13 @@ def check_left(
 
 
 def check_read(operation: Operation, actual: Any, expected: Any) -> list[Check]:
-    """Hold what an operation reads of rows against what the cache holds, bit for bit (S-1, S-9).
+    """Compare the arrays that an operation reads from the cache, bit for bit (S-1, S-9).
 
-    Lines of the arrays are rows of the step, or their tokens.
+    The first axis of the arrays counts rows of the step or their tokens.
+
+    Raises
+    ------
+    Mismatch
     """
     both = [found if isinstance(found, tuple) else (found,) for found in (actual, expected)]
     for what, mine, theirs in zip(operation.arrays, *both, strict=True):

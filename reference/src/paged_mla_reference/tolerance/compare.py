@@ -1,4 +1,4 @@
-"""Comparing an answer with the oracle's; a mismatch says where, by how much and which rule."""
+"""Comparison of results with the oracle's; a mismatch reports the rule, the place and the error."""
 
 from __future__ import annotations
 
@@ -17,11 +17,22 @@ from paged_mla_reference.tolerance.pattern import describe
 from paged_mla_shared.dtypes import dtype_name
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem, Rows
 
-_FEWEST_OF_A_FACTOR = 3  # numbers: two may have one by chance
+_FEWEST_OF_A_FACTOR = 3  # numbers; two numbers may have a common factor by chance
 
 
 class Mismatch(AssertionError):
-    """An answer no rule allows; `at` is the first wrong coordinate, token first, where known."""
+    """A result that the rules forbid.
+
+    Parameters
+    ----------
+    rule : str
+        Id of the broken rule.
+    what : str
+        Name of the wrong array.
+    detail : str
+    at : tuple of int
+        Coordinate of the first wrong element, token first; empty if it is unknown.
+    """
 
     def __init__(self, rule: str, what: str, detail: str, at: tuple[int, ...] = ()) -> None:
         self.rule = rule
@@ -31,7 +42,7 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison that held: its worst error and the budget there."""
+    """A passed comparison: its worst error relative to the budget, and the budget there."""
 
     what: str
     error: float
@@ -47,12 +58,29 @@ def check_output(
     *,
     allowance: Allowance | None = None,
 ) -> list[Check]:
-    """Hold an attention output against the oracle (S-5, S-6, S-7).
+    """Compare an attention output with the oracle's (S-5, S-6, S-7).
 
-    An `allowance` is added to the budgets (:mod:`paged_mla_reference.tolerance.fast`).
-
-    Tokens that the oracle was not asked (its answers are NaN) must only hold finite numbers that
+    Tokens that the oracle did not compute (its ``lse`` is NaN) must only have finite numbers that
     are not all 0.
+
+    Parameters
+    ----------
+    problem : Problem
+    batch : Rows
+    actual : Output
+        The output of the backend.
+    exact, rounded : Answer
+        The exact output of the oracle, and its output rounded where the specification rounds.
+    allowance : Allowance, optional
+        Added to the budgets (:mod:`paged_mla_reference.tolerance.fast`).
+
+    Returns
+    -------
+    list of Check
+
+    Raises
+    ------
+    Mismatch
     """
     same_form("out", actual.out, exact.out.shape, problem.dtype)
     same_form("lse", actual.lse, exact.lse.shape, "float32")
@@ -95,28 +123,28 @@ def _check_gain(
     rounded: NDArray[np.float64],
     allowance: Allowance,
 ) -> Check:
-    """Hold the mean gain of a step's queries, which single elements do not show."""
-    counts = allowance.gain**-2.0  # [n, H]; 0 where it may be anything
+    """Check the mean gain of a step's queries, which budgets of single elements do not limit."""
+    counts = allowance.gain**-2.0  # [n, H]; 0 where the gain is not limited
     gain, own, bias = (
         (counts * x).sum() / counts.sum()
         for x in (gain_of(out, exact), gain_of(rounded, exact), allowance.bias)
     )
     budget = budgets.gain_budget(dtype, own, bias, counts.sum() ** -0.5)
     if not abs(gain) <= budget:
-        detail = f"{gain:+.3g} of the exact answers' length, budget {budget:.3g}"
+        detail = f"{gain:+.3g} of the length of the exact outputs, budget {budget:.3g}"
         raise Mismatch("S-5", "mean gain of out", f"{detail}, over all queries of the step")
     return Check("mean gain of out", float(abs(gain)), budget)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where compared numbers come from: their first axis is `tokens` of `batch`."""
+    """The origin of compared arrays: their first axis lists the `tokens` of `batch`."""
 
     batch: Rows
     tokens: NDArray[np.int64]
 
     def describe(self, wrong: NDArray[np.bool_]) -> str:
-        """Say what wrong elements [n, H, ...] have in common."""
+        """Describe the common properties of the wrong elements [n, H, ...]."""
         whole = np.zeros((self.batch.num_tokens, wrong.shape[1]), bool)
         whole[self.tokens] = wrong if wrong.ndim == 2 else wrong.any(axis=-1)
         return describe(whole, self.batch)
@@ -138,7 +166,12 @@ def _mismatch(rule: str, what: str, detail: str, wrong: NDArray[np.bool_], batch
 
 
 def check_merge(actual: Output, expected: Output, partials: list[Output]) -> list[Check]:
-    """Hold a merged answer against the oracle's (S-8)."""
+    """Compare a merged result with the oracle's (S-8).
+
+    Raises
+    ------
+    Mismatch
+    """
     same_form("out", actual.out, expected.out.shape, "float32")
     same_form("lse", actual.lse, expected.lse.shape, "float32")
     exact = Answer(
@@ -164,7 +197,7 @@ def check_merge(actual: Output, expected: Output, partials: list[Output]) -> lis
 def both_budgets(
     problem: Problem, batch: Rows, exact: Answer, rounded: Answer
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return how far two right answers may lie apart: out [T], lse [T, H]."""
+    """Return the largest allowed difference of two correct outputs: out [T], lse [T, H]."""
     keys, terms = keys_of_tokens(batch), batch.query_width
     out = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)
     return 2 * out, 2 * budgets.lse_budget(exact, rounded, keys, terms)
@@ -176,7 +209,14 @@ def check_same(
     expected: Output,
     allowed: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> list[Check]:
-    """Two answers of a backend that every query sees something in, each within its budget."""
+    """Check that two outputs of a backend differ by at most `allowed`: out [T], lse [T, H].
+
+    Every query of the step sees at least one key.
+
+    Raises
+    ------
+    Mismatch
+    """
     same_form("out", actual.out, expected.out.shape, dtype_name(actual.out.dtype))
     out = _within(rule, "out", actual.out, expected.out, allowed[0][:, None, None])
     return [out, _within(rule, "lse", actual.lse, expected.lse, allowed[1])]
@@ -188,7 +228,12 @@ def check_layer(
     exact: Answer,
     allowed: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> list[Check]:
-    """Hold what was made of a step between a layer's projections (S-6, S-9, S-21)."""
+    """Compare the output of a layer with the oracle's (S-6, S-9, S-21).
+
+    Raises
+    ------
+    Mismatch
+    """
     same_form("out", actual.out, exact.out.shape, dtype_name(actual.out.dtype))
     same_form("lse", actual.lse, exact.lse.shape, "float32")
     _same_anomalies(actual, exact, batch)
@@ -206,7 +251,12 @@ def check_layer(
 
 
 def check_metadata(batch: Batch, actual: Metadata, expected: Metadata) -> list[Check]:
-    """Positions and slots are exact (S-1, S-3)."""
+    """Check that positions and slots are equal to the expected ones (S-1, S-3).
+
+    Raises
+    ------
+    Mismatch
+    """
     for rule, what in (("S-3", "positions"), ("S-1", "slot_mapping")):
         mine, theirs = getattr(actual, what), getattr(expected, what)
         same_form(what, mine, theirs.shape, "int64")
@@ -218,7 +268,12 @@ def check_metadata(batch: Batch, actual: Metadata, expected: Metadata) -> list[C
 
 
 def check_bitwise(rule: str, actual: Output, expected: Output, why: str) -> list[Check]:
-    """Two answers that must agree to the last bit."""
+    """Check that two outputs have the same bits.
+
+    Raises
+    ------
+    Mismatch
+    """
     for what in ("out", "lse"):
         a, b = getattr(actual, what), getattr(expected, what)
         if a.shape != b.shape or a.tobytes() != b.tobytes():
@@ -227,7 +282,12 @@ def check_bitwise(rule: str, actual: Output, expected: Output, why: str) -> list
 
 
 def same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> None:
-    """Hold the shape and the type of an answer."""
+    """Check the shape and the dtype of a result.
+
+    Raises
+    ------
+    Mismatch
+    """
     if array.shape != shape:
         raise Mismatch("S-5", what, f"shape {array.shape}, expected {shape}")
     if dtype_name(array.dtype) != dtype:
@@ -237,15 +297,19 @@ def same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: str
 def _same_anomalies(
     actual: Output, exact: Answer, batch: Rows | None, *, rule: str | None = None
 ) -> None:
-    """NaN nowhere, infinities only as lse = -inf of queries that see nothing.
+    """Check that there is no NaN, and no infinity except lse = -inf of queries that see no key.
 
-    A number that is none where a query sees keys may have been read (S-9) or computed; which of
-    them it was, one answer does not say. An infinite lse of such a query is a wrong one (S-7).
+    A NaN of a query that sees keys may have been read (S-9) or computed; one output does not show
+    which. An infinite lse of a query that sees keys is wrong (S-7).
 
     Parameters
     ----------
     rule : str or None
-        What every anomaly breaks; ``None``: S-6, S-7 or S-9, by where it is.
+        The rule that every anomaly breaks. ``None`` chooses S-6, S-7 or S-9 for each anomaly.
+
+    Raises
+    ------
+    Mismatch
     """
     wrong = ~np.isfinite(actual.out.astype(np.float32))
     if wrong.any():
@@ -265,11 +329,11 @@ def _same_anomalies(
 
 
 def _scores(exact: Answer, at: tuple[int, ...]) -> str:
-    """Say which scores a query has, where that is known, behind a semicolon."""
+    """Return the range of a query's scores, if it is known, after a semicolon."""
     bound = exact.score_bound[at]
     if not bound > 0:
         return ""
-    return f"; its exact lse is {exact.lse[at]:.4g}, its scores lie within +-{bound:.3g}"
+    return f"; its exact lse is {exact.lse[at]:.4g}, its scores are within +-{bound:.3g}"
 
 
 def _pattern(wrong: NDArray[np.bool_], batch: Rows | None) -> str:
@@ -287,7 +351,7 @@ def _within(
 ) -> Check:
     error = np.abs(actual.astype(np.float64) - exact.astype(np.float64))
     allowed = np.broadcast_to(budget, error.shape)
-    wrong = ~(error <= allowed)  # what is no number is within nothing
+    wrong = ~(error <= allowed)  # NaN never satisfies a budget
     if wrong.any():
         at = first(wrong)
         detail = (
@@ -308,22 +372,23 @@ def _within(
 
 
 def _times_a_factor(actual: NDArray[Any], exact: NDArray[Any], allowed: NDArray[np.float64]) -> str:
-    """Return whether every lse is right but for one factor, behind a semicolon.
+    """Return the factor by which every lse is wrong, if there is one, after a semicolon.
 
-    It is the base of its logarithms, or, where each query sees one key, what is wrong with a scale.
+    The factor comes from another base of the logarithms. If each query sees one key, it may also
+    come from a wrong scale.
     """
     for factor, base in ((math.log(2), "2"), (math.log(10), "10")):
         if (np.abs(factor * actual - exact) <= 2 * allowed).all():
-            return f"; every one is right in base {base}, and S-7 asks for natural logarithms"
+            return f"; every lse is right in base {base}, but S-7 requires natural logarithms"
     seen = exact != 0
     if seen.sum() < _FEWEST_OF_A_FACTOR:
         return ""
     factor = float(np.median(actual[seen] / exact[seen]))
     if (np.abs(actual - factor * exact) <= 2 * allowed).all():
-        return f"; every one is {factor:.6g} times the exact one"
+        return f"; every lse is {factor:.6g} times the exact lse"
     return ""
 
 
 def first(where: NDArray[np.bool_]) -> tuple[int, ...]:
-    """Return the first of the places that are true."""
+    """Return the coordinate of the first true element."""
     return tuple(int(i) for i in np.argwhere(where)[0])

@@ -1,46 +1,52 @@
-"""What products of 8 bits may cost: the budget class of backends that declare them.
+"""Error budgets of 8-bit products, for backends that declare them.
 
-A backend with ``products="fast"`` may round queries, and the weights that meet the values, to e4m3
-before it multiplies them with cached e4m3 codes; sums stay in float32. It scales each query, head
-by head, so that no element passes 448 and none that matters is subnormal, and weights so that the
-largest of them is 2^7 or more. It may divide by the sum of weights as they were or as rounded.
-Answers over parts of a row's keys may be rounded to the type of the output before they are joined:
-that is allowed nothing of its own, since it is small beside the roundings to e4m3.
+A backend with ``products="fast"`` may round queries, and the weights that multiply the values, to
+e4m3 before it multiplies them with cached e4m3 codes. Its sums stay in float32. It scales each
+query, for each head, so that no element exceeds 448 and no significant element is subnormal. It
+scales the weights so that the largest weight is 2^7 or more. It may divide by the sum of the
+weights before or after their rounding. It may round partial results over parts of a row's keys to
+the type of the output before it merges them. The budget has no term for that, because this rounding
+is small compared with the roundings to e4m3.
 
-e4m3 rounds x by at most 2^-4 |x|. The elements of a query are of all sizes, so that their errors
-are evenly spread: with a standard deviation of at most ``u |x|``, u = 2^-4 / sqrt(3). The weights
-of a row may be alike, and all lie midway between two numbers: their errors have a deviation of at
-most ``w |x|``, w = 2^-4, as any error of that size. Elements are taken to round independently. That
-does not hold where equal weights lie midway: the signs of their errors follow the scores, and so
-the keys, which shows where a latent has few columns. To first order
+Rounding x to e4m3 has an error of at most 2^-4 |x|. The elements of a query have all sizes, so
+their errors are evenly distributed: their standard deviation is at most ``u |x|`` with
+u = 2^-4 / sqrt(3). The weights of a row may be equal, and all may be midway between two numbers.
+The deviation of their errors is at most ``w |x|`` with w = 2^-4, as for any error of that size. The
+derivation assumes that elements round independently. This is wrong for equal weights that are
+midway: the signs of their errors depend on the scores, and therefore on the keys, which is visible
+if a latent has few columns. To first order:
 
-* the score of key j is off by ``d_j``, whose deviation is ``u scale |q * k_j|`` (the norm of the
-  elementwise product), ``z`` at most;
-* lse is off by ``sum p_j d_j``, deviation ``u scale |q * mean key|``, and by no more than the
-  largest ``|d_j|`` in any case; what the first order leaves out is at most ``max|d|^2 / 2``
-  (Hoeffding's lemma). Rounded weights add ``w |p|`` where lse is taken from their sum;
-* out is off by ``sum p_j d_j (v_j - out)`` and, for the weights, by ``sum p_j e_j v_j``:
-  deviations ``z |p (v - out)|`` and ``w |p v|``, norms over keys. Errors of scores that the keys
-  share do not average out; twice the distance of an oracle that rounds in the same places, which
-  the budget takes anyway, has them.
+* The error of the score of key j is ``d_j``. Its deviation is ``u scale |q * k_j|`` (the norm of
+  the elementwise product); the largest of these deviations is ``z``.
+* The error of lse is ``sum p_j d_j``. Its deviation is ``u scale |q * mean key|``, and the error is
+  at most the largest ``|d_j|`` in any case. The terms of higher order are at most ``max|d|^2 / 2``
+  (Hoeffding's lemma). If lse is computed from the sum of rounded weights, they add ``w |p|``.
+* The error of out is ``sum p_j d_j (v_j - out)`` for the scores and ``sum p_j e_j v_j`` for the
+  weights. The deviations are ``z |p (v - out)|`` and ``w |p v|``, with norms over keys. Errors of
+  scores that all keys share do not average out. The budget covers them by twice the error of an
+  oracle that rounds at the same points, which it contains in any case.
 
-Four deviations are allowed, as for sums in float32. Where four deviations of a score pass 1, an
-answer may be that of another key: then out may be off by twice the largest value.
+The budget allows four deviations, as for sums in float32. If four deviations of a score exceed 1,
+another key may have the largest weight. The error of out may then be twice the largest value.
 
-Each element may be off by as much, but not all of them the same way. The **gain** of an answer is
-by what part of the exact one it is longer along it, ``(out - exact) * exact / |exact|^2`` (``*``
-the inner product). With ``a_j = (v_j - exact) * exact / |exact|^2``, rounding makes of it
+Each element may have an error of that size, but not all elements with the same sign. The **gain**
+of an output is its relative change in the direction of the exact output,
+``(out - exact) * exact / |exact|^2``, where ``*`` is the inner product. With
+``a_j = (v_j - exact) * exact / |exact|^2``, rounding causes these gains:
 
-* for scores, whose errors all come from those of one query, ``sum p_j d_j a_j`` to first order, of
-  deviation ``u scale |q sum p_j a_j k_j|`` (the product by elements);
-* to second order ``sum p_j a_j d_j^2 / 2 - sum p_j d_j sum p_j a_j d_j``, whose mean and deviation
-  are at most ``b = 3/2 z^2 sum p_j |a_j|``, z the largest deviation of a score;
-* for weights ``sum p_j e_j (1 + a_j)`` where the sum is of weights as they were, of deviation
-  ``w |p (1 + a)|``, and less where it is of rounded ones.
+* Scores: all errors come from the errors of one query. To first order the gain is
+  ``sum p_j d_j a_j``, with deviation ``u scale |q sum p_j a_j k_j|`` (an elementwise product).
+* To second order the gain is ``sum p_j a_j d_j^2 / 2 - sum p_j d_j sum p_j a_j d_j``. Its mean and
+  its deviation are at most ``b = 3/2 z^2 sum p_j |a_j|``, where z is the largest deviation of a
+  score.
+* Weights: if the denominator sums the weights before their rounding, the gain is
+  ``sum p_j e_j (1 + a_j)``, with deviation ``w |p (1 + a)|``. It is smaller if the denominator sums
+  rounded weights.
 
-The mean of a step's gains, each counted by the inverse of its variance, may be four of its
-deviations, the mean of b, twice that of the oracle that rounds, and an ulp of 1 for the output's
-own rounding. Queries whose score may be off by 1 do not count.
+The check takes the mean of a step's gains, each weighted by the inverse of its variance. This mean
+may be at most the sum of four of its deviations, the mean of b, twice the mean gain of the rounded
+oracle, and one ulp of 1 for the rounding of the output. Queries whose score may have an error above
+1 are not counted.
 
 Rule ids: S-5, S-7.
 """
@@ -63,23 +69,27 @@ from paged_mla_shared.problem import Batch, Problem
 
 Array = NDArray[np.float64]
 
-_DEVIATION = 2.0**-4 / math.sqrt(3)  # of elements of queries
-_OF_WEIGHTS = 2.0**-4
+_DEVIATION = 2.0**-4 / math.sqrt(3)  # relative deviation of elements of queries
+_OF_WEIGHTS = 2.0**-4  # relative deviation of weights
 _CONFIDENCE = 4.0
 _WEIGHT_SCALE = 2.0**8
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What rounding to 8 bits adds to the budgets of a step, 0 where nothing is visible.
+    """The errors that rounding to 8 bits adds to the budgets of a step.
 
     Parameters
     ----------
     out : float64 [T, H, R]
+        0 for queries that see no key.
     lse : float64 [T, H]
-    gain, bias : float64 [T, H]
-        Deviation of the gain, and how far its mean may be from 0. Infinite where nothing is
-        visible, or an answer may be that of another key.
+        0 for queries that see no key.
+    gain : float64 [T, H]
+        Deviation of the gain. It is infinite for queries that see no key or whose exact output is
+        0, and for queries in which rounding may give another key the largest weight.
+    bias : float64 [T, H]
+        Largest absolute value of the gain's mean; 0 for queries that see no key.
     """
 
     out: Array
@@ -88,26 +98,35 @@ class Allowance:
     bias: Array
 
     def of_tokens(self, tokens: NDArray[np.int64]) -> Allowance:
-        """Return what `tokens` are allowed."""
+        """Return the allowance of `tokens`."""
         return Allowance(self.out[tokens], self.lse[tokens], self.gain[tokens], self.bias[tokens])
 
 
 def gain_of(out: Array, exact: Array) -> Array:
-    """Return by what part of `exact` [.., R] `out` is longer along it, [..]; 0 where that is 0."""
+    """Return the gain of `out` relative to `exact` [.., R], [..]; 0 where `exact` is 0."""
     squared = (exact**2).sum(axis=-1)
     along = ((out - exact) * exact).sum(axis=-1)
     return np.asarray(np.divide(along, squared, out=np.zeros_like(squared), where=squared > 0))
 
 
 def may_be_fast(problem: Problem, products: str) -> bool:
-    """Return whether a backend that declares `products` may round what meets this cache."""
+    """Return whether a backend with these `products` may round factors of cached codes to e4m3."""
     return products == "fast" and FORMATS[problem.cache_format].ckv_dtype == "float8_e4m3"
 
 
 def fast_answers(
     problem: Problem, batch: Batch, image: CacheImage, asked: NDArray[np.bool_] | None = None
 ) -> tuple[Answer, Allowance]:
-    """Return an answer rounded as a backend with products of 8 bits does, and its allowance."""
+    """Return the output rounded as with 8-bit products, and the allowance of such products.
+
+    Parameters
+    ----------
+    problem : Problem
+    batch : Batch
+    image : CacheImage
+    asked : bool [T], optional
+        The query tokens to compute, all of them by default.
+    """
     visible = visibility(problem, batch)
     rounded, allowed = (
         attend_visible(
@@ -116,13 +135,13 @@ def fast_answers(
         for attend_query in (_attend_in_e4m3, _allow)
     )
     allowed.lse[np.isneginf(allowed.lse)] = 0
-    # What `_allow` says of the gain stands where an answer has the bounds of its numbers.
+    # `_allow` returns the gain's deviation and bias in place of score_bound and value_bound.
     gain = np.where(allowed.score_bound > 0, allowed.score_bound, np.inf)
     return rounded, Allowance(allowed.out, allowed.lse, gain, allowed.value_bound)
 
 
 def _attend_in_e4m3(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-    """Attend with query and weights rounded to e4m3; out is over the sum of rounded weights."""
+    """Attend with query and weights rounded to e4m3; divide ``out`` by the rounded weights' sum."""
     scale = np.abs(query).max(axis=1, keepdims=True) / LARGEST  # [H, 1]
     scale = np.where(scale > 0, scale, 1.0)
     coarse = widen(decode(encode(query / scale))) * scale
@@ -136,7 +155,7 @@ def _attend_in_e4m3(problem: Problem, query: Array, keys: Array, rounding: Round
 
 
 def _allow(problem: Problem, query: Array, keys: Array, _rounding: Rounding) -> QueryAnswer:
-    """Return what out and lse are allowed, and the gain's deviation and bias: see the module."""
+    """Return the allowed errors of out and lse, and the gain's deviation and bias (see above)."""
     out, lse, _, value_bound = attend_one(problem, query, keys, Rounding.EXACT)
     values = keys[:, : problem.dims.kv_lora_rank]  # [K, R]
     scale = problem.softmax_scale

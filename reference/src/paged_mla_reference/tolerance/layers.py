@@ -1,7 +1,7 @@
-"""What a whole layer has to answer, and how far it may be off: as the farther of its two forms.
+"""The exact output of a whole layer, and its error budget: the larger of both forms' budgets.
 
-What a form hands on in the problem's dtype, its rounded oracle rounds (S-21); parts of the keys,
-each with its own rounding, are merged (S-8).
+The rounded oracle of each form rounds the intermediate results of this form to the problem's dtype
+(S-21). If the keys are in parts, the budget includes the rounding of each part and the merge (S-8).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paged_mla_shared.problem import Problem
 
 @dataclass(frozen=True)
 class RightLayer:
-    """The exact answer to a layer's step, and what the farther form is allowed.
+    """The exact output of a layer's step, and the larger of both forms' error budgets.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class RightLayer:
     batch : LayerBatch
     exact : Answer
     allowed : float64 [T] and float64 [T, H]
-        What out and lse may be off where the keys are in one part.
+        The largest allowed errors of ``out`` and ``lse`` if the keys are in one part.
     """
 
     problem: Problem
@@ -44,7 +44,7 @@ class RightLayer:
 
     @classmethod
     def of(cls, problem: Problem, batch: LayerBatch, image: CacheImage) -> RightLayer:
-        """Ask the oracle in both forms, over a cache that has the step's own tokens."""
+        """Run the oracle in both forms, over a cache that contains the step's own tokens."""
         weights = UpProjection.of_kv_b_proj(batch.kv_b_proj, problem.dims)
         visible = visibility(problem, batch.step)
         exact, materialized = (
@@ -52,7 +52,7 @@ class RightLayer:
             for r in Rounding
         )
         widest, over_latents = (attended(problem, batch, image, r) for r in Rounding)
-        # Scores of the absorbed form are sums of R + P products; both rotate the same elements.
+        # Scores of the absorbed form sum R + P products. Both forms rotate the same elements.
         exact = replace(
             exact,
             score_bound=np.maximum(exact.score_bound, widest.score_bound),
@@ -66,13 +66,13 @@ class RightLayer:
         return cls(problem, batch, exact, (np.maximum(*outs), np.maximum(*lses)))
 
     def allowed_in_parts(self, workspace: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return what is allowed where the keys come in parts of so many."""
+        """Return the allowed errors if the keys are cut into parts of `workspace` keys."""
         parts = -(-int(self.batch.step.seq_lens.sum()) // workspace) + 1
         return budgets.parts_budget(self.problem.dtype, self.exact, self.allowed, parts)
 
 
 def attended(problem: Problem, batch: LayerBatch, image: CacheImage, rounding: Rounding) -> Answer:
-    """Return the absorbed oracle's answer to a layer, projected."""
+    """Return the absorbed oracle's output of a layer, with ``out`` projected to [T, H, V]."""
     answer = attend(problem, absorbed_step(problem, batch, rounding), image, rounding)
     weights = UpProjection.of_kv_b_proj(batch.kv_b_proj, problem.dims)
     return replace(answer, out=weights.project(answer.out))

@@ -1,7 +1,7 @@
-"""Which part of a step went wrong, in the words in which a bug is looked for.
+"""Description of the wrong part of a step, in words that help to find a bug.
 
-One wrong element says little; that it is "head 3 of every query", "rows 256 to 299" or "queries
-that see more than 4096 keys" often names the line of code.
+One wrong element shows little. A pattern such as "head 3 in each of them", "rows 256 to 299" or
+"queries at more than 4096 keys" often points to the wrong line of code.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from numpy.typing import NDArray
 from paged_mla_reference.rules.paging import context_lens, keys_of_tokens
 from paged_mla_shared.problem import Rows
 
-_MOST_RUNS = 4  # more runs of numbers than this are no pattern
+_MOST_RUNS = 4  # more runs of numbers than this are not a pattern
 _PERIODS = (8, 16, 32, 64, 128)
 
 
 def describe(wrong: NDArray[np.bool_], batch: Rows) -> str:
-    """Say what the wrong answers have in common.
+    """Describe the common properties of the wrong outputs.
 
     Parameters
     ----------
     wrong : bool [T, H] or [T]
-        At least one is wrong.
+        At least one element is true.
     batch : Rows
-        The step that was asked.
+        The step that was run.
 
     Returns
     -------
     str
-        The place of the first one, the heads, and everything that tells wrong query tokens from
-        right ones; "no pattern found" if nothing does.
+        The place of the first wrong output, the wrong heads, and every property that distinguishes
+        wrong query tokens from correct ones. It contains "no pattern found" if no property does.
     """
     by_token = np.asarray(wrong if wrong.ndim == 1 else wrong.any(axis=1))
     facts = _facts(batch)
@@ -42,7 +42,7 @@ def describe(wrong: NDArray[np.bool_], batch: Rows) -> str:
         parts.append(_heads(wrong[by_token]))
     live = facts["row"] >= 0
     if (by_token & ~live).any() and not (by_token & live).any():
-        parts.append("padded tokens alone")
+        parts.append("only padded tokens")
     elif by_token[live].all():
         parts.append("every query")
     else:
@@ -51,7 +51,7 @@ def describe(wrong: NDArray[np.bool_], batch: Rows) -> str:
     return "; ".join(part for part in parts if part)
 
 
-_WORDS = {  # of each fact: what one wrong value is called, and several
+_WORDS = {  # the text for one wrong value of each fact, and for several
     "row": ("row {}", "rows {}"),
     "rows queries": ("rows of {} query tokens", "rows of {} query tokens"),
     "index": ("query {} of its row", "queries {} of their rows"),
@@ -62,7 +62,7 @@ _WORDS = {  # of each fact: what one wrong value is called, and several
 
 
 def _facts(batch: Rows) -> dict[str, NDArray[np.int64]]:
-    """Return what is known of each query token, int64 [T]; row -1 marks padding."""
+    """Return the properties of each query token, int64 [T] each; row -1 marks padding."""
     tokens = batch.num_tokens
     live = int(batch.cu_seqlens_q[-1])
     lengths, contexts = batch.query_lens, context_lens(batch)
@@ -95,7 +95,7 @@ def _place(token: int, facts: dict[str, NDArray[np.int64]]) -> str:
 
 
 def _heads(wrong: NDArray[np.bool_]) -> str:
-    """Say which heads of the wrong tokens are wrong, bool [n, H]; "" for all of them."""
+    """Describe the wrong heads of the wrong tokens, bool [n, H]; return "" if all are wrong."""
     anywhere = np.asarray(wrong.any(axis=0))
     if anywhere.all():
         return ""
@@ -107,7 +107,7 @@ def _heads(wrong: NDArray[np.bool_]) -> str:
 
 
 def _tells(name: str, wrong: NDArray[np.bool_], values: NDArray[np.int64]) -> str:
-    """Say by which values of one fact the wrong tokens differ from the right ones, or ""."""
+    """Return how wrong tokens differ from correct ones in one fact, or "" if they do not."""
     mine, others = values[wrong], values[~wrong]
     one, many = _WORDS[name]
     if name in {"row", "token"} and mine.min() == mine.max() and mine[0] not in others:
@@ -130,7 +130,7 @@ def _tells(name: str, wrong: NDArray[np.bool_], values: NDArray[np.int64]) -> st
 
 
 def _runs(numbers: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return ascending numbers as runs, first and last of each."""
+    """Return ascending numbers as runs of consecutive numbers, each with its first and last."""
     cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(numbers)) if b != a + 1), len(numbers)]
     return [(int(numbers[a]), int(numbers[b - 1])) for a, b in pairwise(cuts)]
 

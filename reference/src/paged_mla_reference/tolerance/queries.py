@@ -1,4 +1,6 @@
-"""Holding quantized queries against the oracle's: codes and scales, exact but for what was rotated.
+"""Comparison of quantized queries with the oracle's.
+
+Codes and scales must be exact, except for the parts that depend on a rotation.
 
 Rule ids: S-11, S-12.
 """
@@ -27,10 +29,24 @@ def check_queries(
     *,
     given: float | None,
 ) -> list[Check]:
-    """Hold codes and scales of the tokens that rows have against the oracle's (S-11).
+    """Compare the codes and scales of all tokens of rows with the oracle's (S-11).
 
-    With a rope, values of the rotated part may be off by the rounding of a rotation, and where the
-    largest of a line is one of them its scale is, too, unless all have a `given` one.
+    With a rope, values of the rotated part may have the error of a rounded rotation. If such a
+    value is the largest of its line, the scale of the line may have the same relative error, unless
+    the caller passed one scale for all queries.
+
+    Parameters
+    ----------
+    problem : Problem
+    batch : Batch
+    actual, expected : tuple
+        Codes, uint8 [T, H, R + P], and scales, float32 [T, H].
+    given : float or None
+        The scale that the caller passed; ``None`` if the scales come from the data.
+
+    Raises
+    ------
+    Mismatch
     """
     (codes, scales), (right_codes, right_scales) = actual, expected
     same_form("codes", codes, right_codes.shape, "uint8")
@@ -56,7 +72,10 @@ def wrong_queries(
     *,
     given: float | None,
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], list[Check]]:
-    """Return which codes [T, H, R + P] and scales [T, H] are wrong, and what was compared."""
+    """Return which codes [T, H, R + P] and scales [T, H] are wrong, and the comparisons made.
+
+    The arguments are those of :func:`check_queries`.
+    """
     live = keys_of_tokens(batch) > 0  # [T]
     (codes, scales), (right_codes, right_scales) = actual, expected
     wrong_scales = (bits(scales) != bits(right_scales)) & live[:, None]
@@ -89,7 +108,7 @@ def _scales_are_turned(
     right_codes: NDArray[np.uint8],
     right_scales: NDArray[np.float32],
 ) -> NDArray[np.bool_]:
-    """Return which scales [T, H] follow from a largest number that was rotated otherwise (S-12)."""
+    """Return which scales [T, H] are explained by another rounding of a rotated number (S-12)."""
     sizes, rank = np.abs(widen(decode(right_codes))), problem.dims.kv_lora_rank
-    is_largest = sizes[..., rank:].max(axis=-1) == LARGEST  # of the line, or as large as that
+    is_largest = sizes[..., rank:].max(axis=-1) == LARGEST  # a rotated number is the line's largest
     return np.asarray(is_largest & scales_are_near(scales, right_scales, problem.dtype))

@@ -1,4 +1,4 @@
-"""What scales and codes become where a largest number was rotated to its other neighbour (S-12)."""
+"""Allowed scales and codes if a line's largest number was rounded to its other neighbor (S-12)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from paged_mla_reference.tolerance import budgets
 def scales_are_near(
     scales: NDArray[np.float32], right: NDArray[np.float32], dtype: str
 ) -> NDArray[np.bool_]:
-    """Return which scales [...] a largest number of `dtype` has that is off by a rotation."""
+    """Return which `scales` [...] are within the rotation budget of the scales in `right` [...].
+
+    `dtype` is the type to which rotated numbers are rounded.
+    """
     size = widen(right)
     budget = budgets.rotation_budget(LARGEST * size[..., None], dtype)[..., 0] / LARGEST
     return np.asarray(np.abs(widen(scales) - size) <= budget + ulp(size, "float32"))
 
 
 def are_neighbours(codes: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return which codes are those of a number that is divided by a slightly other scale."""
+    """Return which `codes` are within one ulp of the codes in `right`.
+
+    A slightly different scale gives such codes for the same number.
+    """
     mine, theirs = widen(decode(codes)), widen(decode(right))
     return np.asarray(np.abs(mine - theirs) <= ulp(np.abs(theirs), "float8_e4m3"))

@@ -1,38 +1,38 @@
-"""A query that sees one value has that value for its answer (S-22): where bits are exact, and why.
+"""Check of queries that see one value and must return it (S-22); derivation of its exact bits.
 
-Softmax gives n equal keys the weight 1 / n each. Kernels compute ``sum w_j v / sum w_j`` with
+Softmax gives each of n equal keys the weight 1 / n. Kernels compute ``sum w_j v / sum w_j`` with
 weights ``w = exp(s - peak)``, and both sums are n times the same weight, if the weight is the same
-in both. It is 1, which every type holds, where the peak is the highest score. Then
+in both. If the peak is the highest score, this weight is 1, which every type holds. Then:
 
-* the numerator is ``n v``: exact in float32 while ``n`` times the 2^p mantissas of a type of p bits
-  fits its 24;
-* the denominator is n;
-* what remains is the residue of ``s - peak``: a fused multiply-add does not round the score, but
-  the peak was rounded to float32. That leaves up to ``u |s|``, once for the score's own scale and
-  once for the peak. It moves a weight by that much, and the sum of weights with it. Rounded to 16
-  bits the weight is 1 all the same while the residue is below half an ulp;
-* some float32 operations behind the sums: a reciprocal, a product, a scale, a merge of splits.
+* The numerator is ``n v``. It is exact in float32 if ``n 2^p <= 2^24``, where p is the number of
+  significant bits of the type of ``v``.
+* The denominator is n.
+* The residue of ``s - peak`` may not be 0: a fused multiply-add does not round the score, but the
+  peak was rounded to float32. The residue is up to ``u |s|`` for the scale of the score, and up to
+  ``u |s|`` for the peak. It changes a weight, and the sum of weights, by the same relative amount.
+  A weight that is rounded to 16 bits is still 1 if the residue is below half an ulp.
+* Some float32 operations follow the sums: a reciprocal, a product, a scale, a merge of splits.
 
-So ``out`` lies between the roundings of ``v (1 - e)`` and ``v (1 + e)``, where e is a few times
-``u``: for what a 16-bit type holds that is one number, the value itself. In 16 bits the weights of
-n keys differ from 1 by their residues, as good as random, and their sum by ``sqrt(n) u``.
-In float32 nothing is exact: an algorithm may weigh each key ``1 / n``, rounded, and a sum of n
-equal terms is rounded the same way at many steps, so that its error may grow to ``n u``. There are
-two sums.
+So ``out`` is between the roundings of ``v (1 - e)`` and ``v (1 + e)``, where e is a few times
+``u``. In a 16-bit type both roundings are the same number, the value itself. In 16 bits the weights
+of n keys differ from 1 by their residues, which behave like random numbers, and the sum of weights
+differs by ``sqrt(n) u``. In float32 no bits are exact: an algorithm may use the rounded weight
+``1 / n`` for each key, and a sum of n equal terms is rounded in the same direction at many steps,
+so that its error may grow to ``n u``. There are two such sums.
 
-Which of weights and denominator have to be rounded alike follows from this. Where the largest
-weight is 1 the denominator may sum the weights as they were or as they were rounded: equal keys
-all weigh 1, which is both. A peak above the highest score breaks this. The weight is no power of
-two then, the 16-bit product takes it rounded, and only a sum of rounded weights cancels that. Such
-sums cost a second conversion of each weight, spoil the lse unless it has a sum of its own, and
-leave the largest weight rounded where keys differ (:mod:`paged_mla_reference.tolerance.short`). The
-same goes for weights that are divided by their sum before they are rounded: three times a third,
-rounded, is not 1.
+This determines whether weights and denominator must be rounded in the same way. If the largest
+weight is 1, the denominator may sum the weights before or after their rounding, because the weight
+1 of equal keys does not change. With a peak above the highest score this does not hold. The weight
+is then not a power of two, the 16-bit product uses the rounded weight, and only a sum of rounded
+weights cancels the rounding. Such sums need a second conversion of each weight. They make the lse
+wrong unless the lse has a separate sum, and they leave the largest weight rounded if keys differ
+(:mod:`paged_mla_reference.tolerance.short`). Weights that are divided by their sum before they are
+rounded have the same problem: three times a third, rounded, is not 1.
 
-Caches of 8 bits under exact products hold codes times scales. One scale for all is a factor
-behind the sums, and ``v (1 + e)`` is rounded once. Where tokens or parts of a latent have scales of
-their own, a kernel may round a decoded value, or the weight that has taken up its scale, to 16 bits
-first: the value moves by its unit roundoff more, unless the scales are powers of two.
+An 8-bit cache with exact products holds codes times scales. One common scale is a factor that
+follows the sums, and ``v (1 + e)`` is rounded once. If tokens or parts of a latent have their own
+scales, a kernel may first round a decoded value, or the weight times the scale, to 16 bits. This
+changes the value by another unit roundoff, unless the scales are powers of two.
 """
 
 from __future__ import annotations
@@ -52,23 +52,28 @@ from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Output, Problem
 
 _UNIT_ROUNDOFF = 2.0**-24  # float32
-_MANTISSA_BITS = {"bfloat16": 8, "float16": 11}  # of types that weights are rounded to
+_MANTISSA_BITS = {"bfloat16": 8, "float16": 11}  # of the types to which weights are rounded
 _RESIDUES = 2  # of the score's scale and of the peak
-_OPERATIONS = 8  # float32 ones behind the sums
+_OPERATIONS = 8  # float32 operations after the sums
 
 
 def equal_values(
     problem: Problem, batch: Batch, image: CacheImage, seen: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return how many keys each query token sees, [T]; 0 where they are not all the same.
+    """Return how many keys each query token sees if all these keys are equal, and 0 otherwise.
 
     Parameters
     ----------
     problem, batch : Problem, Batch
     image : CacheImage
-        As attention reads it.
+        The cache that attention reads.
     seen : int [T]
         How many keys each query sees (:func:`paged_mla_reference.rules.masks.keys_seen`).
+
+    Returns
+    -------
+    int64 [T]
+        A query that sees several keys counts only if all keys of its row are equal.
     """
     counts = np.where(seen == 1, 1, 0)
     for row, span in enumerate(query_spans(batch)):
@@ -78,7 +83,7 @@ def equal_values(
 
 
 def lone_keys(batch: PrefillBatch) -> NDArray[np.int64]:
-    """Return 1 for each query token of a prefill that sees one key, 0 for the others, [T]."""
+    """Return 1 for each query token of a prefill that sees one key and 0 for the others, [T]."""
     lone = np.zeros(batch.num_tokens, np.int64)
     for queries, keys in zip(query_spans(batch), key_spans(batch), strict=True):
         seen = sees(queries.stop - queries.start, keys.stop - keys.start, causal=batch.causal)
@@ -87,9 +92,9 @@ def lone_keys(batch: PrefillBatch) -> NDArray[np.int64]:
 
 
 def _is_one_key(problem: Problem, batch: Batch, image: CacheImage, row: int) -> bool:
-    """Return whether all keys of a row are the same, bit for bit."""
+    """Return whether all keys of a row are equal."""
     length = int(batch.seq_lens[row])
-    for some in (min(2, length), length):  # most rows differ in their first two
+    for some in (min(2, length), length):  # in most rows the first two keys differ
         slots = slots_of(batch.block_table[row], np.arange(some), problem.block_size)
         keys = np.hstack(read_slots(image, slots), dtype=np.float64)
         if not (keys == keys[0]).all():
@@ -100,21 +105,24 @@ def _is_one_key(problem: Problem, batch: Batch, image: CacheImage, row: int) -> 
 def _is_of_codes(value: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return whether values [n, H, R] are codes times powers of two, [n, H, 1].
 
-    A code of e4m3 has four significant bits. Of a whole latent only a power of two leaves that.
+    An e4m3 code has four significant bits. In a whole latent, only the product with a power of two
+    keeps that number of bits.
     """
     mantissa, _ = np.frexp(value)
     return np.asarray((mantissa * 16 % 1 == 0).all(axis=-1, keepdims=True))
 
 
 def slack(problem: Problem, exact: Answer, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return e of each query token, [T]; infinite where a value need not come back.
+    """Return the relative error e that is allowed for each query token, [T].
+
+    It is infinite for tokens that need not return one value.
 
     Parameters
     ----------
     problem : Problem
     exact : Answer
     counts : int [T]
-        As :func:`equal_values` returns them.
+        The result of :func:`equal_values`.
     """
     residue = _RESIDUES * _UNIT_ROUNDOFF * exact.score_bound.max(axis=1, initial=0.0)
     is_held = counts > 0
@@ -129,16 +137,25 @@ def slack(problem: Problem, exact: Answer, counts: NDArray[np.int64]) -> NDArray
 def check_single(
     problem: Problem, actual: Output, exact: Answer, counts: NDArray[np.int64]
 ) -> list[Check]:
-    """Hold the answers of queries that see one value against that value (S-22).
+    """Compare the outputs of queries that see one value with that value (S-22).
 
     Parameters
     ----------
     problem : Problem
     actual : Output
     exact : Answer
-        NaN where the oracle was not asked: such tokens are not held.
+        NaN for tokens that the oracle did not compute; these tokens are not checked.
     counts : int [T]
-        As :func:`equal_values` or :func:`lone_keys` returns them.
+        The result of :func:`equal_values` or :func:`lone_keys`.
+
+    Returns
+    -------
+    list of Check
+        Empty if no token is checked.
+
+    Raises
+    ------
+    Mismatch
     """
     e = slack(problem, exact, counts)
     held = np.flatnonzero(np.isfinite(e) & np.isfinite(exact.out).all(axis=(1, 2)))
@@ -155,8 +172,8 @@ def check_single(
         token, *at = first(wrong)
         given, right = out[(token, *at)], widen(round_to(value[(token, *at)], problem.dtype))
         detail = (
-            f"{int(wrong.sum())} of {wrong.size} elements of queries that see one value are "
-            f"another, first at {(int(held[token]), *at)}: {float(given):.8g}, the value is "
+            f"{int(wrong.sum())} of {wrong.size} elements of queries that see one value differ "
+            f"from it, first at {(int(held[token]), *at)}: {float(given):.8g}, the value is "
             f"{float(right):.8g}"
         )
         raise Mismatch("S-22", "out", detail, (int(held[token]), *at))

@@ -1,1 +1,1 @@
-"""Every input that the rules forbid, and the error that it raises."""
+"""Checks that raise an error for every input that the rules forbid."""

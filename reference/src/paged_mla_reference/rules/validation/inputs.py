@@ -1,7 +1,7 @@
-"""Every input the rules forbid, and the error it raises.
+"""Checks of every input that the rules restrict.
 
-An implementation that declares the feature "validation" raises :class:`InvalidArgument` for
-each of these before anything is written, naming the same argument.
+An implementation that declares the feature "validation" raises :class:`InvalidArgument` for the
+same inputs, with the same argument name, before it writes anything.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def validate_problem(problem: Problem) -> None:
     for name in ("token_padding", "block_padding"):
         padding = getattr(problem, name)
         if padding < 0 or padding % itemsize:
-            raise InvalidArgument(name, f"{padding} bytes", f"multiples of {itemsize}, >= 0")
+            raise InvalidArgument(name, f"{padding} bytes", f"multiples of {itemsize} bytes, >= 0")
     scale = problem.softmax_scale
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidArgument("softmax_scale", scale, "a finite number > 0")
@@ -53,7 +53,7 @@ def validate_problem(problem: Problem) -> None:
 
 
 def validate_query_scale(scale: float | None) -> None:
-    """Raise ``InvalidArgument`` if no query can be divided by `scale` (S-11)."""
+    """Raise ``InvalidArgument`` unless `scale` is ``None`` or a finite float32 > 0 (S-11)."""
     if scale is not None:
         _validate_scale("scale", scale)
 
@@ -97,7 +97,7 @@ def _is_integer(size: object) -> bool:
 
 
 def _validate_shares(problem: Problem, stored: CacheFormat) -> None:
-    """Refuse sizes that the scales of a format do not divide (S-11)."""
+    """Raise ``InvalidArgument`` if the scale groups of a format do not divide a size (S-11)."""
     multiple = stored.block_size_multiple
     if problem.block_size % multiple:
         allowed = f"multiples of {multiple} for cache_format {stored.name}"
@@ -109,10 +109,10 @@ def _validate_shares(problem: Problem, stored: CacheFormat) -> None:
 
 
 def validate_batch(problem: Problem, batch: Batch) -> None:
-    """Raise ``InvalidArgument`` if no rule allows `batch` on a runner of `problem`.
+    """Raise ``InvalidArgument`` if the rules forbid `batch` on a runner of `problem`.
 
-    Shapes and types come first, then lengths, then the blocks they reach, then slots. Values
-    that nothing may read are not looked at (S-9).
+    The function checks shapes and types first, then lengths, then the blocks of the rows, then the
+    mask, and then the slots. It does not check values that no operation may read (S-9).
     """
     _validate_arrays(problem, batch)
     _validate_lengths(problem, batch)
@@ -122,17 +122,17 @@ def validate_batch(problem: Problem, batch: Batch) -> None:
 
 
 def validate_prefill(problem: Problem, batch: PrefillBatch) -> None:
-    """Raise ``InvalidArgument`` if no rule allows `batch` on a runner of `problem` (S-21)."""
+    """Raise ``InvalidArgument`` if the rules forbid `batch` on a runner of `problem` (S-21)."""
     dims, dtype = problem.dims, problem.dtype
     heads, nope, rope = dims.num_heads, dims.qk_nope_head_dim, dims.qk_rope_head_dim
     tokens, keys = batch.q_nope.shape[:1], batch.k_nope.shape[:1]
     if not tokens:
-        raise InvalidArgument("q_nope", "no axis", "[T, H, N]")
+        raise InvalidArgument("q_nope", "an array without axes", "shape [T, H, N]")
     if not keys:
-        raise InvalidArgument("k_nope", "no axis", "[Tk, H, N]")
+        raise InvalidArgument("k_nope", "an array without axes", "shape [Tk, H, N]")
     rows = batch.cu_seqlens_q.size - 1
     if rows < 0:
-        raise InvalidArgument("cu_seqlens_q", "no entry", "[B + 1]")
+        raise InvalidArgument("cu_seqlens_q", "no entry", "shape [B + 1]")
     _check("q_nope", batch.q_nope, dtype, (*tokens, heads, nope))
     _check("q_pe", batch.q_pe, dtype, (*tokens, heads, rope))
     _check("k_nope", batch.k_nope, dtype, (*keys, heads, nope))
@@ -145,12 +145,12 @@ def validate_prefill(problem: Problem, batch: PrefillBatch) -> None:
     _validate_prefix_sums("cu_seqlens_k", batch.cu_seqlens_k, "Tk", *keys)
     longest = int(batch.seq_lens.max(initial=0))
     if longest > problem.max_model_len:
-        allowed = f"rows of <= max_model_len = {problem.max_model_len}"
+        allowed = f"rows of at most max_model_len = {problem.max_model_len} keys"
         raise InvalidArgument("cu_seqlens_k", f"a row of {longest} keys", allowed)
 
 
 def validate_layer(problem: Problem, batch: LayerBatch) -> None:
-    """Raise ``InvalidArgument`` if no rule allows `batch` on a runner of `problem` (S-21)."""
+    """Raise ``InvalidArgument`` if the rules forbid `batch` on a runner of `problem` (S-21)."""
     dims, step = problem.dims, batch.step
     heads, nope = dims.num_heads, dims.qk_nope_head_dim
     _check("q_nope", step.q_nope, problem.dtype, (*step.q_nope.shape[:1], heads, nope))
@@ -171,15 +171,15 @@ def validate_layer(problem: Problem, batch: LayerBatch) -> None:
 def validate_partials(partials: Sequence[Output]) -> None:
     """Raise ``InvalidArgument`` unless `partials` can be merged (S-8)."""
     if not partials:
-        raise InvalidArgument("partials", "none", "at least one")
+        raise InvalidArgument("partials", "none", "at least one partial result")
     shape = partials[0].out.shape
     if len(shape) != 3:
-        raise InvalidArgument("out", f"{len(shape)} axes", "[T, H, R]")
+        raise InvalidArgument("out", f"{len(shape)} axes", "shape [T, H, R]")
     for partial in partials:
         _check("out", partial.out, "float32", shape)
         _check("lse", partial.lse, "float32", shape[:2])
         if not np.all(partial.lse < np.inf):
-            raise InvalidArgument("lse", "NaN or +inf", "finite values, and -inf for no key")
+            raise InvalidArgument("lse", "NaN or +inf", "finite values, and -inf without keys")
 
 
 def _check(name: str, array: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> None:
@@ -193,10 +193,10 @@ def _validate_arrays(problem: Problem, batch: Batch) -> None:
     dims = problem.dims
     tokens = batch.q_nope.shape[:1]
     if not tokens:
-        raise InvalidArgument("q_nope", "no axis", "[T, H, R]")
+        raise InvalidArgument("q_nope", "an array without axes", "shape [T, H, R]")
     rows = batch.cu_seqlens_q.size - 1
     if rows < 0:
-        raise InvalidArgument("cu_seqlens_q", "no entry", "[B + 1]")
+        raise InvalidArgument("cu_seqlens_q", "no entry", "shape [B + 1]")
     _check("q_nope", batch.q_nope, problem.dtype, (*tokens, dims.num_heads, dims.kv_lora_rank))
     _check("q_pe", batch.q_pe, problem.dtype, (*tokens, dims.num_heads, dims.qk_rope_head_dim))
     _check("ckv", batch.ckv, problem.dtype, (*tokens, dims.kv_lora_rank))
@@ -204,7 +204,7 @@ def _validate_arrays(problem: Problem, batch: Batch) -> None:
     _check("cu_seqlens_q", batch.cu_seqlens_q, "int32", (rows + 1,))
     _check("seq_lens", batch.seq_lens, "int32", (rows,))
     if batch.block_table.ndim != 2:
-        raise InvalidArgument("block_table", f"{batch.block_table.ndim} axes", "[B, M]")
+        raise InvalidArgument("block_table", f"{batch.block_table.ndim} axes", "shape [B, M]")
     _check("block_table", batch.block_table, "int32", (rows, batch.block_table.shape[1]))
     if batch.slot_mapping is not None:
         _check("slot_mapping", batch.slot_mapping, "int64", tokens)
@@ -213,18 +213,18 @@ def _validate_arrays(problem: Problem, batch: Batch) -> None:
 
 def _validate_capacity(problem: Problem, batch: Rows) -> None:
     if batch.num_rows > problem.max_rows:
-        raise InvalidArgument("max_rows", f"{batch.num_rows} rows", f"<= {problem.max_rows}")
+        raise InvalidArgument("max_rows", f"{batch.num_rows} rows", f"<= {problem.max_rows} rows")
     if batch.num_tokens > problem.max_query_tokens:
-        allowed = f"<= {problem.max_query_tokens}"
+        allowed = f"<= {problem.max_query_tokens} tokens"
         raise InvalidArgument("max_query_tokens", f"{batch.num_tokens} tokens", allowed)
 
 
 def _validate_prefix_sums(name: str, sums: NDArray[np.int32], axis: str, limit: int) -> None:
     sums = sums.astype(np.int64)
     if sums[0] != 0:
-        raise InvalidArgument(name, f"first entry {sums[0]}", "0")
+        raise InvalidArgument(name, f"first entry {sums[0]}", "first entry 0")
     if (np.diff(sums) < 0).any():
-        raise InvalidArgument(name, "decreasing entries", "prefix sums")
+        raise InvalidArgument(name, "decreasing entries", "entries that never decrease")
     if sums[-1] > limit:
         raise InvalidArgument(name, f"last entry {sums[-1]}", f"<= {axis} = {limit}")
 
