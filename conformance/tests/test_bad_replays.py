@@ -20,7 +20,7 @@ GOOD = Case(group="g", name="n", why="w", rules=("S-5",), rows=(Row(9, 2), Row(5
 
 BAD_CASES = {
     "case-list": (("case",), [], "case"),
-    "dtype-missing": (("dtype",), ..., "dtype: got nothing"),
+    "dtype-missing": (("dtype",), ..., "dtype: got no value"),
     "dtype-unknown": (("dtype",), "int4", "dtype: got 'int4'"),
     "version-other": (("version",), 2, "version: got 2"),
     "rows-object": (("case", "rows"), {}, "rows"),

@@ -13,7 +13,7 @@ def test_the_screen_names_the_fault(tmp_path: Path):
     """S-5: the smallest failing step is recorded, and its answers are those of a known fault."""
     report = report_of(tmp_path, "--backend", WRONG, *FEW)
     assert "   looks like: Matches every bit: " in report["printed"]
-    assert "scale-of-the-absorbed-width (The scale is (R + P) ** -0.5)" in report["printed"]
+    assert "scale-of-the-absorbed-width (The softmax scale is (R + P) ** -0.5)" in report["printed"]
     assert "scale-of-the-absorbed-width" in report["causes"][0]["fault"]
     [page] = tmp_path.glob("*.html")
     assert "Looks like: " in page.read_text()

@@ -135,7 +135,7 @@ def test_a_later_file_goes_over_an_earlier_one(tmp_path: Path):
         ('left_out = "errors"', "left_out: got 'errors'; allowed: a list"),
         ("left_out = [3]", "left_out[0]: got 3"),
         ("lse = ", "own.toml: got Invalid value"),
-        ("left_out = " + "[" * 50_000, "own.toml: got brackets nested too deep"),
+        ("left_out = " + "[" * 50_000, "own.toml: got brackets that are nested too deeply"),
     ],
     ids=[
         *("unknown-key", "name", "unknown-word", "number-for-a-word", "nan", "unknown-fill"),

@@ -103,7 +103,7 @@ def test_a_layer_that_materializes_nothing_is_explained(tmp_path: Path, changes:
     """S-21: it has no workspace, and a dump has one of legal size; budgets are those of causal."""
     explanation = import_or_skip("paged_mla_reference.explain.explanation")
     dump = layer_dump(tmp_path, absorbed_rows=3, **changes)
-    verdict = "No rule is broken, as far as the dump says; not decided: out, lse."
+    verdict = "No rule is broken in what the dump contains; undecided: out, lse."
     assert explanation.explain(dump).verdict == verdict
 
 

@@ -156,7 +156,7 @@ def test_null_is_as_good_as_nothing(tmp_path: Path):
 
 
 BAD_FIELDS = {
-    "name-missing": (("name",), ..., "name: got nothing"),
+    "name-missing": (("name",), ..., "name: got no value"),
     "name-number": (("name",), 3, "name"),
     "why-null": (("why",), None, "why"),
     "config-list": (("config",), [], "config"),

@@ -123,7 +123,7 @@ def halved_scale(problem, query, keys, rounding):
     [
         (seeing(RIGHT, without_key), "row 3 does not see key 33"),
         (with_batch(RIGHT, through_another_table), "row 0 reads block "),
-        (answering(RIGHT, one_head_doubled), "head 2 has the answer of head 1"),
+        (answering(RIGHT, one_head_doubled), "head 2 has the output of head 1"),
         (writing(RIGHT, one_slot_off), "written: token 0 to slot "),
         (scoring(RIGHT, halved_scale), "the scale is 2.0930"),
     ],
@@ -141,7 +141,7 @@ def test_nothing_fits():
     rng = np.random.default_rng(0)
     noise = rng.standard_normal(dump.arrays["out"].shape).astype(np.float32)
     found = explain(changed(dump, out=dump.arrays["out"] + noise))
-    assert found.cause.startswith("Nothing fits")
+    assert found.cause.startswith("No hypothesis fits")
     assert not found.best
 
 
@@ -152,7 +152,7 @@ def test_lengths_alone():
     dump = replace(dump, arrays={name: dump.arrays[name] for name in names})
     found = explain(dump)
     assert not found.is_broken
-    assert "not decided: positions, slots, bytes of the cache, out, lse" in found.verdict
+    assert "undecided: positions, slots, bytes of the cache, out, lse" in found.verdict
     bad = changed(dump, seq_lens=np.array([37, 2, 0, 130, 9], np.int32))
     first = explain(bad).found.first
     assert first is not None
@@ -218,8 +218,8 @@ def test_nan_that_follows_from_inputs(wrong: str):
     dump = dump_of(step, CATALOGUE[wrong].change(RIGHT) if wrong else RIGHT)
     dump.arrays["out"][1] = 1  # that they hide it is not held either
     found = explain(dump)
-    [told] = [f for f in found.found.findings if f.what == "out, lse of what is no number"]
-    assert told.detail.startswith("what 3 tokens see is no finite number: token 1 is query 0")
+    [told] = [f for f in found.found.findings if f.what == "out, lse of tokens with NaN"]
+    assert told.detail.startswith("3 tokens have NaN or infinite queries or keys: token 1")
     assert found.is_broken == bool(wrong)
     json.dumps(maps_of(found.found).as_dict(), allow_nan=False)
     assert wrong in [*(fit.hypothesis.name for fit in found.best), ""]
@@ -314,7 +314,7 @@ def test_parts_that_cannot_be_merged(odd: float):
     arrays = {f"partial_{name}": dump.arrays[name][None].copy() for name in ("out", "lse")}
     arrays["partial_lse"][0, 1, 2] = odd
     found = explain(changed(dump, **arrays))
-    assert found.verdict.startswith("S-8 is broken in parts joined: lse: got NaN or +inf")
+    assert found.verdict.startswith("S-8 is broken in merged partial results: lse: got NaN or +inf")
 
 
 def test_no_parts():
@@ -331,7 +331,7 @@ def test_blocks_that_are_not_listed():
     other = np.setdiff1d(np.arange(dump.problem.num_blocks), dump.arrays["block_ids"])
     table[0, 0] = other[0]
     dump = changed(dump, block_table=table)
-    assert "does not list every block of 1 rows, 0 the first" in str(
+    assert "lacks blocks of 1 rows; row 0 is the first" in str(
         [f.detail for f in examine(Step.of(dump)).findings]
     )
 
@@ -339,7 +339,7 @@ def test_blocks_that_are_not_listed():
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"block_ids": np.zeros(12, np.int64)}, "block_ids.*one block twice"),
+        ({"block_ids": np.zeros(12, np.int64)}, "block_ids.*the same block twice"),
         ({"block_ids": np.arange(12) - 1}, "block_ids.*outside"),
         ({"unlisted": np.zeros(7, np.uint8)}, "unlisted.*7 bytes"),
     ],

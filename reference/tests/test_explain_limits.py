@@ -46,7 +46,7 @@ def test_more_pairs_than_there_is_time_for(tmp_path: Path, capsys, monkeypatch, 
     assert main([str(path)] * count) == 2
     told = capsys.readouterr().err
     assert "seq_lens: got " in told
-    assert "pairs of a query and a key; allowed: at most " in told
+    assert "pairs of a query token and a key; allowed: at most " in told
     assert main([str(path), "--token", "0"]) == 0
 
 

@@ -219,7 +219,7 @@ def test_options_without_effect_are_refused(
     assert main([str(path), *arguments]) == 2
     said = capsys.readouterr().err
     assert needs in said
-    assert "here it has no effect" in said
+    assert "otherwise it has no effect" in said
 
 
 @pytest.mark.parametrize(

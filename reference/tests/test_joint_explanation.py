@@ -59,7 +59,7 @@ def test_nothing_explains_two_bugs():
     """Each dump has another cause, and the report states that."""
     found = explained(dumped("lse-in-base-2"), dumped("causal-mask-is-top-left"))
     assert not found.best
-    assert found.cause.startswith("Nothing known fits all 2 dumps.")
+    assert found.cause.startswith("No known fault fits all 2 dumps.")
     assert [e.best[0].hypothesis.name for e in found.explanations] == [
         "lse-in-base-2",
         "causal-mask-is-top-left",
@@ -71,7 +71,7 @@ def test_noise_has_no_known_cause():
     dump = dumped()
     noise = np.random.default_rng(0).standard_normal(dump.arrays["out"].shape)
     bad = changed(dump, out=dump.arrays["out"] + noise.astype(np.float32))
-    assert explained(bad, bad).cause.startswith("Nothing known fits")
+    assert explained(bad, bad).cause.startswith("No known fault fits")
 
 
 def saved(folder: Path, *dumps: Dump) -> list[str]:
@@ -98,7 +98,7 @@ def test_the_command_takes_several(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_right_steps_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Nothing is broken in any."""
     assert main([*saved(tmp_path, dumped(), dumped())]) == 0
-    assert "No rule is broken in any of them." in capsys.readouterr().out
+    assert "No rule is broken in any of the dumps." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--html=x", "--png=x", "--token=0", "--head=1"])

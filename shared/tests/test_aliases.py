@@ -1,4 +1,4 @@
-"""Where offsets of large caches land that lose their high bits."""
+"""The blocks that are accessed if offsets of large caches lose their high bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STRIDE = 64 * 576
 
 
 def test_offsets_and_ids_that_wrap():
-    """Of 2 bytes: past 2^31 and 2^32 elements, past 2^31 and 2^32 bytes, and past 16 bits."""
+    """Elements of 2 bytes wrap at 2^31 and 2^32 elements and bytes, and ids at 16 bits."""
     block = 2**32 // STRIDE + 5
     expected = {
         block * STRIDE * size % 2**bits // (STRIDE * size) for size in (1, 2) for bits in (31, 32)

@@ -1,4 +1,4 @@
-"""Capabilities are closed: what is not listed is not claimed."""
+"""Capabilities are closed: a value that is not listed is not declared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def problem() -> Problem:
 
 
 def test_an_empty_declaration_covers_nothing(problem: Problem):
-    """Every axis of the problem is named as missing."""
+    """Every property of the problem is reported as not declared."""
     unmet = Capabilities().unmet(problem, ["attend"], ["padding"])
     for word in ("dtype", "cache_format", "block_size", "num_heads", "mask", "rope"):
         assert any(word in phrase for phrase in unmet), word
@@ -26,8 +26,8 @@ def test_an_empty_declaration_covers_nothing(problem: Problem):
     assert "feature padding not declared" in unmet
 
 
-def test_a_sufficient_declaration_leaves_nothing(problem: Problem):
-    """What is listed is enough."""
+def test_a_sufficient_declaration_has_no_unmet_needs(problem: Problem):
+    """A declaration of the problem's values has no unmet needs."""
     capabilities = Capabilities(
         ops=frozenset({"attend"}),
         dtypes=frozenset({"bfloat16"}),
@@ -42,7 +42,7 @@ def test_a_sufficient_declaration_leaves_nothing(problem: Problem):
 
 
 def test_a_prefill_needs_its_head_dims(problem: Problem):
-    """S-21: N, P and V count for this op alone, and their absence is told by its name."""
+    """S-21: N, P and V are only needed by this op, and the phrase has its name."""
     narrow = Capabilities(ops=frozenset({"prefill"}), prefill_dims=frozenset({(128, 64, 128)}))
     fitting = replace(narrow, prefill_dims=frozenset({(16, 16, 16)}))
     [phrase] = set(narrow.unmet(problem, ["prefill"], [])) - set(fitting.unmet(problem, [], []))

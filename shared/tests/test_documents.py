@@ -1,4 +1,4 @@
-"""Texts from strangers: read in bounded time and memory, or refused by the name of the file."""
+"""Untrusted texts are read in bounded time and memory; errors name the file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BAD_OBJECTS = {
     "infinity": ('{"a": -Infinity}', "-Infinity"),
     "overflow": ('{"a": 1e999}', "1e999"),
     "digits": ('{"a": ' + "1" * 5000 + "}", "digits"),
-    "twice": ('{"a": {"b": 1, "b": 1}}', "twice"),
+    "twice": ('{"a": {"b": 1, "b": 1}}', "duplicate key"),
     "deep": ('{"a": ' * 50_000, "deep"),
     "wide": ('{"a": [' + "[]," * MOST_BRACKETS + "[]]}", "brackets"),
 }
@@ -35,22 +35,22 @@ BAD_OBJECTS = {
 
 @pytest.mark.parametrize(("text", "match"), BAD_OBJECTS.values(), ids=BAD_OBJECTS)
 def test_a_bad_object(text: str, match: str):
-    """The place and what is wrong with it."""
+    """The message has the place and the error."""
     with pytest.raises(InvalidArgument, match=match) as caught:
         parse_object(text, "log, line 3")
     assert str(caught.value).startswith("log, line 3: got ")
 
 
 def test_a_good_object(tmp_path: Path):
-    """Numbers, brackets in strings and empty parts are what they are."""
+    """Numbers, brackets in strings and empty values are read unchanged."""
     path = tmp_path / "good.json"
     path.write_text('{"a": [1, 2.5, "[NaN", {}, null]}')
     assert read_object(path) == {"a": [1, 2.5, "[NaN", {}, None]}
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "large", "latin-1"])
-def test_what_is_no_text(tmp_path: Path, kind: str):
-    """Nothing is waited for, and no more is read than allowed."""
+def test_paths_that_are_not_text_files_raise(tmp_path: Path, kind: str):
+    """The reader does not wait for a pipe, and reads no more than the limit."""
     path = tmp_path / kind
     if kind == "folder":
         path.mkdir()
@@ -73,8 +73,8 @@ def test_the_largest_text_is_read(tmp_path: Path):
     assert len(read_text(path)) == LARGEST
 
 
-def test_what_a_terminal_would_act_upon_is_spelled_out():
-    """A name from a file neither clears the screen nor forges a line; letters stay as they are."""
+def test_characters_that_a_terminal_interprets_are_escaped():
+    """A name from a file cannot clear the screen or print a false line; letters stay unchanged."""
     assert one_line("a\x1b[2J\nok\u202e\x9b é") == r"a\x1b[2J\nok\u202e\x9b é"
 
 
@@ -83,7 +83,7 @@ BAD_TOML = {"value": "a = ", "table": "[a", "twice": "a = 1\na = 2", "deep": "a 
 
 @pytest.mark.parametrize("text", BAD_TOML.values(), ids=BAD_TOML)
 def test_bad_toml(tmp_path: Path, text: str):
-    """A file that is no TOML is named."""
+    """The error names a file that is not TOML."""
     path = tmp_path / "bad.toml"
     path.write_text(text)
     with pytest.raises(InvalidArgument, match=str(path)):
@@ -92,7 +92,7 @@ def test_bad_toml(tmp_path: Path, text: str):
 
 @pytest.mark.parametrize("key", ["a" + 65 * ".a", "[" + 66 * " a ." + "a]", '"\u2028".' * 66 + "a"])
 def test_a_key_of_many_parts_is_refused_before_it_is_read(tmp_path: Path, key: str):
-    """Reading it would take memory with the square of its parts."""
+    """The memory to read it would grow with the square of its parts."""
     path = tmp_path / "keys.toml"
     path.write_text(f"b = 1\n{key} = 1\n", encoding="utf-8")
     with pytest.raises(InvalidArgument, match=r"line 2: got 6[56] dots; allowed: at most 64"):
@@ -113,13 +113,13 @@ def test_a_larger_toml_file_is_refused_before_it_is_parsed(tmp_path: Path):
 
 @pytest.mark.parametrize("version", [2, True, 1.0, "1", None], ids=repr)
 def test_another_version(version):
-    """Only the number itself is that version."""
+    """Only the same integer is accepted as the version."""
     with pytest.raises(InvalidArgument, match=r"f: version: got .+; allowed: 1"):
         take_version({"version": version}, "version", 1, "f")
 
 
 def test_the_version_is_taken():
-    """What is left is the document."""
+    """The version is removed from the document."""
     document = {"version": 1, "a": 2}
     take_version(document, "version", 1, "f")
     assert document == {"a": 2}

@@ -1,4 +1,4 @@
-"""A dump of a step: whatever fields it has come back, and what does not fit is named."""
+"""Dumps of steps: all fields are restored, and errors name the field that is wrong."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIZES |= {"Bp+1": 4, "Tq": 5, "Tk": 8}
 
 
 def full(problem: Problem = PROBLEM) -> Dump:
-    """Every field of a dump, filled with ones."""
+    """Return a dump with every field, filled with ones."""
     arrays = {}
     for name, field in FIELDS.items():
         known = field.shape(problem)
@@ -49,7 +49,7 @@ def full(problem: Problem = PROBLEM) -> Dump:
 
 @pytest.mark.parametrize("cache_format", FORMATS)
 def test_a_dump_comes_back(tmp_path: Path, cache_format: str):
-    """All fields, in every cache format, bit for bit."""
+    """All fields are restored bit for bit, in every cache format."""
     dtype = FORMATS[cache_format].ckv_dtype
     dtype = "bfloat16" if dtype == "float8_e4m3" else dtype
     dump = full(replace(PROBLEM, cache_format=cache_format, dtype=dtype))
@@ -67,7 +67,7 @@ def test_a_dump_comes_back(tmp_path: Path, cache_format: str):
 
 
 def test_rows_of_a_cache_are_of_its_type():
-    """A dump holds a cache's elements, not bytes in disguise."""
+    """A dump has a cache's elements in their own type, not as bytes."""
     plain, codes, rows = (
         full(replace(PROBLEM, cache_format=name)).arrays["cache_after"]
         for name in ("bf16", "fp8_e4m3", "fp8_ds_mla")
@@ -78,13 +78,13 @@ def test_rows_of_a_cache_are_of_its_type():
 
 
 def test_every_field_is_optional(tmp_path: Path):
-    """A dump without anything is one that nothing can be said of."""
+    """A dump without any tensor is valid."""
     save_dump(Dump(problem=PROBLEM, arrays={}), tmp_path / "x.safetensors")
     assert not load_dump(tmp_path / "x.safetensors").arrays
 
 
 def test_a_file_is_of_the_earliest_version_that_has_its_fields(tmp_path: Path):
-    """Who reads version 1 reads all that has no more; a file does not have more than it says."""
+    """A file gets the earliest version that has its fields, and may not have later fields."""
     path = tmp_path / "x.safetensors"
     problem = {"problem": json.dumps(asdict(PROBLEM))}
     for name, version in (("seq_lens", "1"), ("prefill_lse", "2"), ("query_codes", "2")):
@@ -98,8 +98,8 @@ def test_a_file_is_of_the_earliest_version_that_has_its_fields(tmp_path: Path):
             load_dump(path)
 
 
-def test_views_keep_what_lies_between(tmp_path: Path):
-    """Tensors that are parts of another come back as such, with its numbers."""
+def test_views_keep_the_memory_between_elements(tmp_path: Path):
+    """Tensors that are views are restored with their strides and the memory between elements."""
     path = tmp_path / "x.safetensors"
     lines = np.arange(3 * 48).reshape(3, 48).astype(numpy_dtype("bfloat16"))
     dump = replace(full(), arrays=full().arrays | {"ckv": lines[:, :32], "k_pe": lines[:, 32:]})
@@ -122,7 +122,7 @@ def test_views_keep_what_lies_between(tmp_path: Path):
     ],
 )
 def test_bad_views(tmp_path: Path, version: str, views: dict[str, object], message: str):
-    """They reach out of a tensor, are of none, are not known to the version, or are no views."""
+    """Views exceed a tensor, name no tensor, are not in the version, or lack strides."""
     path = tmp_path / "x.safetensors"
     texts = {"paged_mla_dump": version, "problem": json.dumps(asdict(PROBLEM))}
     write_tensors(path, {"seq_lens": np.ones(2, np.int32)}, texts | {"views": json.dumps(views)})
@@ -136,9 +136,12 @@ def wrong(name: str, array: np.ndarray) -> Dump:
 
 
 BAD = {
-    "a name": (wrong("outs", np.zeros(3)), "'outs'.*no field"),
+    "a name": (wrong("outs", np.zeros(3)), "'outs'.*unknown field"),
     "a type": (wrong("seq_lens", np.zeros(2, np.int64)), "seq_lens.*int64.*int32"),
-    "no entry": (wrong("cu_seqlens_q", np.zeros(0, np.int32)), r"cu_seqlens_q.*no entry.*\[B\+1\]"),
+    "no entry": (
+        wrong("cu_seqlens_q", np.zeros(0, np.int32)),
+        r"cu_seqlens_q.*an empty axis.*\[B\+1\]",
+    ),
     "axes": (wrong("lse", np.zeros(3, np.float32)), "lse.*1 axes"),
     "dims": (wrong("lse", np.zeros((3, 5), np.float32)), r"lse.*\(3, 5\).*\[T, 4\]"),
     "another size": (wrong("lse", np.zeros((2, 4), np.float32)), "lse.*T = 2.*3"),
@@ -154,7 +157,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_dumps(tmp_path: Path, name: str):
-    """They are neither written nor read; the field is named."""
+    """An invalid dump is not written; the error names the field."""
     dump, message = BAD[name]
     with pytest.raises(InvalidArgument, match=message):
         save_dump(dump, tmp_path / "x.safetensors")
@@ -172,14 +175,14 @@ def test_bad_dumps(tmp_path: Path, name: str):
     ],
 )
 def test_bad_headers(tmp_path: Path, texts: dict[str, str], message: str):
-    """A file of tensors is no dump by itself."""
+    """A file of tensors without the texts of a dump raises."""
     write_tensors(tmp_path / "x.safetensors", {}, texts)
     with pytest.raises(InvalidArgument, match=rf"x\.safetensors.*{message}"):
         load_dump(tmp_path / "x.safetensors")
 
 
 def test_a_bad_format_is_named(tmp_path: Path):
-    """S-11: formats and types are looked up before anything is sized by them."""
+    """S-11: formats and types are checked before sizes are computed from them."""
     for field, value in (("cache_format", "fp4"), ("dtype", "int4")):
         problem = asdict(PROBLEM) | {field: value}
         texts = {"paged_mla_dump": "1", "problem": json.dumps(problem)}
@@ -189,7 +192,7 @@ def test_a_bad_format_is_named(tmp_path: Path):
 
 
 def test_the_page_has_every_field():
-    """What each field decides stands in the documentation, and no field that there is not."""
+    """The documentation has exactly the fields of a dump."""
     page = (Path(__file__).parents[1] / "docs" / "dump.md").read_text()
     tables = re.findall(r"\| tensor \|.+?\n\n", page, re.DOTALL)
     lines = [line for table in tables for line in table.splitlines()[2:] if line]
@@ -198,7 +201,7 @@ def test_the_page_has_every_field():
 
 
 def test_the_example_of_the_page_writes_a_dump(tmp_path: Path):
-    """Its code runs as it stands."""
+    """The code of the page runs unchanged."""
     page = (Path(__file__).parents[1] / "docs" / "dump.md").read_text()
     [code] = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
     example: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What a cache format declares (S-11)."""
+"""The declarations of cache formats (S-11)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_token_bytes_at_deepseek_dims(name: str, token_bytes: int):
     ],
 )
 def test_scale_tensor_and_block_bytes(name: str, shape: tuple[int, ...], block_bytes: int):
-    """S-11: scales beside the cache have a declared shape and count towards a block's bytes."""
+    """S-11: separate scales have a declared shape and count as bytes of a block."""
     assert FORMATS[name].scale_shape(10, 64) == shape
     assert FORMATS[name].block_bytes(DEEPSEEK_V3, 64) == block_bytes
 
@@ -74,7 +74,7 @@ def test_strides_include_padding():
     ],
 )
 def test_row_of_a_cache_tensor(name: str, row: tuple[str, int]):
-    """S-11: rows of one type have its elements, mixed ones are bytes."""
+    """S-11: rows of one type have its elements; rows of several types are bytes."""
     assert FORMATS[name].row(DEEPSEEK_V3) == row
 
 
@@ -86,7 +86,7 @@ def test_ids_name_the_format_only_where_it_is_not_the_dtypes():
 
 
 def test_no_case_of_the_table_names_a_format():
-    """S-11: a run supplies formats, to every case alike."""
+    """S-11: a run supplies the formats of all cases."""
     assert {case.cache_format for group in GROUPS.values() for case in group} == {None}
     [case] = [case for case in GROUPS["decode"] if case.name == "h9"]
     case = replace(case, cache_format="fp8_ds_mla", token_padding=8)
@@ -96,8 +96,8 @@ def test_no_case_of_the_table_names_a_format():
     assert case.dtype_id("bfloat16") == "decode-h9-bf16-fp8_ds_mla"
 
 
-def test_a_format_nobody_knows_is_refused():
-    """S-11: the argument is named."""
+def test_an_unknown_format_raises():
+    """S-11: the error names the argument."""
     check_format(None)
     with pytest.raises(InvalidArgument, match="cache_format: got 'int4'"):
         check_format("int4")

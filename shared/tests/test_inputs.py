@@ -1,4 +1,4 @@
-"""The case table, and how hostile its inputs are."""
+"""The table of cases, and the poison in their inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = [case for group in GROUPS.values() for case in group]
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_no_group_is_empty(group: str):
-    """A group without cases would pass by saying nothing."""
+    """A group without cases would pass without any test."""
     assert GROUPS[group]
     assert all(case.group == group for case in GROUPS[group])
 
@@ -33,7 +33,7 @@ def test_ids_are_unique():
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)
 def test_a_case_builds_the_same_bits_twice(case: Case):
-    """Inputs depend on the id alone."""
+    """Inputs depend only on the id."""
     first, second = (build_steps(case, SMALL, "bfloat16") for _ in range(2))
     for a, b in zip(first, second, strict=True):
         assert a.batch.q_nope.tobytes() == b.batch.q_nope.tobytes()
@@ -42,7 +42,7 @@ def test_a_case_builds_the_same_bits_twice(case: Case):
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)
 def test_live_blocks_are_distinct_and_tails_poisoned(case: Case):
-    """S-9: rows own their blocks unless they share a prefix; the rest of the table lies."""
+    """S-9: rows have their own blocks unless they share a prefix; other entries are invalid."""
     for step in build_steps(case, SMALL, "float32"):
         batch, size = step.batch, step.problem.block_size
         used = -(-batch.seq_lens // size)
@@ -57,7 +57,7 @@ def test_live_blocks_are_distinct_and_tails_poisoned(case: Case):
 
 
 def test_padded_tokens_hold_nan():
-    """S-9: inputs of padded tokens are poison."""
+    """S-9: inputs of padded tokens are NaN."""
     case = next(c for c in GROUPS["empty"] if c.name == "padded-tokens")
     [step] = build_steps(case, SMALL, "bfloat16")
     padded = int(step.batch.cu_seqlens_q[-1])
@@ -66,7 +66,7 @@ def test_padded_tokens_hold_nan():
 
 
 def test_strided_inputs_are_views_with_poisoned_gaps():
-    """S-9: what lies between the elements of a view is poison too."""
+    """S-9: the memory between the elements of a view is poisoned."""
     case = next(c for c in GROUPS["layouts"] if c.name == "strided-inputs")
     [step] = build_steps(case, SMALL, "float32")
     q_nope, table = step.batch.q_nope, step.batch.block_table
@@ -77,7 +77,7 @@ def test_strided_inputs_are_views_with_poisoned_gaps():
 
 
 def test_lengths_are_strided_too():
-    """S-9: who takes them for dense memory reads what faults."""
+    """S-9: a reader that ignores the strides of lengths reads invalid lengths."""
     case = next(c for c in GROUPS["layouts"] if c.name == "strided-inputs")
     [step] = build_steps(case, SMALL, "float32")
     for lengths in (step.batch.cu_seqlens_q, step.batch.seq_lens):
@@ -87,7 +87,7 @@ def test_lengths_are_strided_too():
 
 
 def test_lines_of_bytes_are_strided_along_both_axes():
-    """S-9: a packed mask's; gaps are full of ones, and those of other masks are true."""
+    """S-9: the gaps of a packed mask have all bits set, and those of bool masks are true."""
     lines = np.arange(6, dtype=np.uint8).reshape(2, 3)
     view = strided(lines)
     assert (view == lines).all()
@@ -107,7 +107,7 @@ def test_shared_prefix_shares_blocks_and_latents():
 
 
 def test_large_caches_put_live_blocks_past_the_boundary():
-    """S-1: offsets or ids of the live blocks do not fit the bits that they would be kept in."""
+    """S-1: offsets or ids of the live blocks do not fit 31, 32 or 24 bits."""
     for case in GROUPS["large_offsets"]:
         [step] = build_steps(case, SMALL, "bfloat16")
         used = -(-step.batch.seq_lens // step.problem.block_size)
@@ -120,7 +120,7 @@ def test_large_caches_put_live_blocks_past_the_boundary():
 
 
 def test_odd_values_are_there():
-    """S-10: -0.0, signalling NaN, infinities and subnormals, in every dtype."""
+    """S-10: -0.0, signaling NaN, infinities and subnormal numbers, in every dtype."""
     case = next(c for c in GROUPS["append"] if c.odd_values)
     for dtype in ("float32", "float16", "bfloat16"):
         [step] = build_steps(case, SMALL, dtype)
@@ -134,12 +134,12 @@ def test_odd_values_are_there():
 
 
 def case_of(**more: Any) -> Case:
-    """Return a case of one row, 40 tokens of context and 20 of its own."""
+    """Return a case of one row, with 40 tokens of context and 20 new tokens."""
     return Case(group="x", name="y", why="", rules=(), rows=(Row(60, 20),), **more)
 
 
 def test_uneven_tokens_differ_in_magnitude():
-    """S-11: quarters of a latent, and keys, of context and step alike."""
+    """S-11: quarters of a latent, and keys, of the context and of the step."""
     [even], [step] = (build_steps(case_of(uneven=u), SMALL, "float32") for u in (False, True))
     for before, ckv, k_pe in (
         (even, even.context_ckv, even.context_k_pe),
@@ -152,7 +152,7 @@ def test_uneven_tokens_differ_in_magnitude():
 
 
 def test_tokens_may_be_small():
-    """S-11: factors take turns over tokens, down to zeros and to what is subnormal in float32."""
+    """S-11: factors repeat over tokens; they can be 0 or subnormal in float32."""
     [step] = build_steps(case_of(token_scales=(0.0, 1.0, 1e-40)), SMALL, "float32")
     for values in (step.context_ckv, step.context_k_pe, step.batch.ckv, step.batch.k_pe):
         largest = np.abs(values).max(axis=1)
@@ -161,8 +161,8 @@ def test_tokens_may_be_small():
         assert ((largest[2::3] > 0) & (largest[2::3] < 2.0**-126)).all()
 
 
-def test_keys_have_a_scale_of_their_own():
-    """S-11: outliers in the rotated part alone; the layer's scale is the problem's."""
+def test_keys_have_their_own_scale():
+    """S-11: only the rotated part has outliers; the layer's scale is the problem's."""
     [step] = build_steps(case_of(key_scale=1e3, cache_scale=0.5), SMALL, "float32")
     for k_pe, ckv in ((step.batch.k_pe, step.batch.ckv), (step.context_k_pe, step.context_ckv)):
         assert np.abs(k_pe).max() > 1e3
@@ -171,7 +171,7 @@ def test_keys_have_a_scale_of_their_own():
 
 
 def test_coarse_numbers_have_8_bits():
-    """S-11: of context and step; some lie halfway between two numbers of 4 bits."""
+    """S-11: some numbers of context and step are halfway between two numbers of 4 bits."""
     [step] = build_steps(case_of(coarse=True), SMALL, "float32")
     for values in (step.context_ckv, step.context_k_pe, step.batch.ckv, step.batch.k_pe):
         steps = np.frexp(values)[0] * 2**8
@@ -180,14 +180,14 @@ def test_coarse_numbers_have_8_bits():
 
 
 def test_cases_of_every_format_are_cases():
-    """S-11: each named once, none of the group that is in every format anyway."""
+    """S-11: each case is listed once, and none is of the group that always runs in all formats."""
     named = formats.IN_EVERY_FORMAT
     assert len(set(named)) == len(named)
     assert set(named) <= {case.id for case in ALL if case.group != formats.GROUP}
 
 
-def test_steps_name_the_slots_of_their_tables():
-    """S-3: every token its own one, padded rows and tokens none."""
+def test_slots_of_the_table_order():
+    """S-3: every token has its own slot; padded rows and tokens have none."""
     case = next(c for c in GROUPS["layer"] if c.slot_order is SlotOrder.TABLE)
     [step] = build_steps(case, SMALL, "float32")
     batch, size = step.batch, step.problem.block_size

@@ -1,4 +1,4 @@
-"""A cache as bytes: blocks with their scales, and what nobody may read."""
+"""A cache as bytes: blocks with their scales, and poison."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def layout_of(name: str, **more: int) -> CacheLayout:
 
 
 @pytest.mark.parametrize(("name", "scales"), [("fp8_block_token", 8), ("fp8_block_group", 4)])
-def test_scales_lie_behind_the_tokens_of_their_block(name: str, scales: int):
-    """S-11: padding too comes before them; views write through."""
+def test_scales_follow_the_tokens_of_their_block(name: str, scales: int):
+    """S-11: scales also follow the padding; views can be written."""
     layout = layout_of(name, token_padding=2, block_padding=6)
     assert layout.block_stride == 8 * 50 + 6
     assert layout.block_bytes == layout.block_stride + 4 * scales
@@ -32,7 +32,7 @@ def test_scales_lie_behind_the_tokens_of_their_block(name: str, scales: int):
 
 @pytest.mark.parametrize("name", ["fp32", "fp8_e4m3", "fp8_ds_mla"])
 def test_blocks_without_scales_of_their_own(name: str):
-    """S-11: such a block is its storage; there are 0 scales to read."""
+    """S-11: a block without separate scales is only its storage, and has 0 scales."""
     layout = layout_of(name)
     assert layout.block_bytes == layout.block_stride
     blocks = np.zeros((3, layout.block_bytes), np.uint8)
@@ -41,7 +41,7 @@ def test_blocks_without_scales_of_their_own(name: str):
 
 
 def test_fields_can_be_written():
-    """S-11: the scales inside a row of fp8_ds_mla, at their unaligned place."""
+    """S-11: a field of a row of fp8_ds_mla is written at its unaligned place."""
     layout = layout_of("fp8_ds_mla", token_padding=1)
     blocks = np.zeros((1, layout.block_bytes), np.uint8)
     layout.field(blocks, "k_pe")[0, 1, 0] = -0.0
@@ -50,7 +50,7 @@ def test_fields_can_be_written():
 
 
 def test_blocks_that_are_not_listed_are_poison_with_their_scales():
-    """S-9: the pattern begins anew at the scales, whatever the storage's length."""
+    """S-9: the pattern starts again at the scales, for any length of the storage."""
     layout = layout_of("fp8_block_group", block_padding=3)
     image = CacheImage.without_blocks(layout, np.array([1, 2, 3], np.uint8))
     [block] = image.read(np.array([4]))
@@ -60,7 +60,7 @@ def test_blocks_that_are_not_listed_are_poison_with_their_scales():
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_poison_is_nan_and_huge_in_every_format(name: str):
-    """S-9: rows of live blocks by turns; no scale that somebody may use by mistake is harmless."""
+    """S-9: rows of live blocks are alternately NaN and huge, and no scale is a usual number."""
     layout = layout_of(name, token_padding=8)
     image = poisoned_image(layout, np.array([1, 2]))
     for field in layout.format.fields(layout.dims):

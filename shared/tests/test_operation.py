@@ -1,4 +1,4 @@
-"""What the protocol declares of its operations is true of their methods."""
+"""The declarations of operations agree with their methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paged_mla_shared.problem import Batch, Metadata
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_declaration_is_that_of_the_method(name: str):
-    """Types stand twice, for readers and for wrappers: here they are the same."""
+    """The types in the declaration are those of the method's annotations."""
     operation, method = OPERATIONS[name], getattr(Runner, name)
     hints = typing.get_type_hints(method)
     returned = hints.pop("return")
@@ -32,14 +32,14 @@ def test_the_declaration_is_that_of_the_method(name: str):
 
 
 def test_operations_are_all_that_is_not_the_cache():
-    """A method without a declaration is forwarded by nobody."""
+    """No wrapper would forward a method without a declaration."""
     methods = {name for name, _ in inspect.getmembers(Runner, inspect.isfunction)}
     public = {name for name in methods if not name.startswith("_")}
     assert {*OPERATIONS} == public - {"load_cache", "read_cache"}
 
 
-def test_what_a_runner_does_not_have_it_does_not_declare():
-    """Whether it inherits from the protocol or only looks like a runner."""
+def test_a_runner_declares_only_its_own_methods():
+    """The runner may inherit from the protocol, or only have its methods."""
 
     class Inherits(Runner):
         def load_cache(self, image: object) -> None:

@@ -1,4 +1,4 @@
-"""Inputs of a prefill: seeded, and poison wherever nobody may read."""
+"""Inputs of a prefill are seeded, and poisoned in places that must not be read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_ids_are_unique():
 
 @pytest.mark.parametrize("case", PREFILLS, ids=lambda case: case.id)
 def test_a_case_builds_the_same_bits_twice(case: PrefillCase):
-    """Inputs depend on the id alone, and fit the problem's capacities."""
+    """Inputs depend only on the id, and fit the problem's capacities."""
     first, second = (build_prefills(case, SMALL, "bfloat16") for _ in range(2))
     problem = case.problem(SMALL, "bfloat16")
     for a, b in zip(first, second, strict=True):
@@ -42,8 +42,8 @@ def test_a_case_builds_the_same_bits_twice(case: PrefillCase):
 
 
 @pytest.mark.parametrize("case", PREFILLS, ids=lambda case: case.id)
-def test_only_what_is_read_is_a_number(case: PrefillCase):
-    """S-9: keys of rows without queries, keys behind the last row, and padded queries."""
+def test_places_that_must_not_be_read_are_poison(case: PrefillCase):
+    """S-9: keys of rows without queries, keys after the last row, and padded queries."""
     for batch in build_prefills(case, SMALL, "float32"):
         live = int(batch.cu_seqlens_k[-1])
         assert len(batch.k_pe) == live + SPARE_KEYS
@@ -57,7 +57,7 @@ def test_only_what_is_read_is_a_number(case: PrefillCase):
 
 
 def test_halves_of_a_projection():
-    """S-21: keys and values lie beside each other, a rope key behind its latent."""
+    """S-21: a head's values follow its key, and a rotated key follows its latent."""
     batch = of("halves")
     heads, nope = batch.k_nope.shape[1:]
     width = nope + batch.v.shape[2]

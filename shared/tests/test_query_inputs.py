@@ -1,4 +1,4 @@
-"""Inputs of queries: seeded, and of every kind that a case asks for."""
+"""Inputs of queries are seeded, and have the values that a case specifies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_ids_are_unique():
 
 @pytest.mark.parametrize("case", QUERIES, ids=lambda case: case.id)
 def test_a_case_builds_the_same_bits_twice(case: QueryCase):
-    """Inputs depend on the id alone."""
+    """Inputs depend only on the id."""
     first, second = (build_queries(case, SMALL, "bfloat16") for _ in range(2))
     for a, b in zip(first, second, strict=True):
         assert a.q_nope.tobytes() == b.q_nope.tobytes()
@@ -32,7 +32,7 @@ def test_a_case_builds_the_same_bits_twice(case: QueryCase):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_uneven_queries(dtype: str):
-    """S-11: heads of a token differ by powers of two, and none is out of its type's range."""
+    """S-11: heads of a token differ by powers of two, and all are finite in their type."""
     batch = of("from-data", dtype)
     live = int(batch.cu_seqlens_q[-1])
     largest = np.abs(batch.q_nope[:5].astype(np.float32)).max(axis=-1)
@@ -42,7 +42,7 @@ def test_uneven_queries(dtype: str):
 
 
 def test_small_queries():
-    """S-11: a query of zeros, and one whose every number is subnormal in float32."""
+    """S-11: one query is zeros, and one has only subnormal numbers in float32."""
     batch = of("small-tokens")
     for part in (batch.q_nope, batch.q_pe):
         assert not part[0].any()
@@ -51,14 +51,14 @@ def test_small_queries():
 
 
 def test_parts_of_different_magnitude():
-    """S-11: the factor is on the rotated part alone."""
+    """S-11: the factor applies only to the rotated part."""
     batch = of("key-parts-300")
     assert np.abs(batch.q_pe[:5]).max() > 30 * np.abs(batch.q_nope[:5]).max()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_odd_queries(dtype: str):
-    """S-11: both parts of every head hold what is no number, and one query is zeros."""
+    """S-11: both parts of every head contain NaN and inf, and one query is zeros."""
     batch = of("odd-values-from-data", dtype)
     for part in (batch.q_nope[1:5], batch.q_pe[1:5]):
         numbers = part.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Every parameter of a rotation has a range, and every value in it makes finite tables (S-12)."""
+"""Every parameter of a rotation has a legal range (S-12)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_MULTIPLIERS = (*NO_NUMBERS, NAN, -1.0, 5e-324, *ABOVE)
 
 
 def rope_of(name: str, value: Any) -> Rope:
-    """Return a rotation with one parameter set; every other one has its usual value."""
+    """Return a rotation with one parameter set; all others have their usual values."""
     first, _, of_yarn = name.partition(".")
     yarn = {"factor": 40.0, "original_max_position": 4096} | ({of_yarn: value} if of_yarn else {})
     more = {} if of_yarn else {first: value}
@@ -65,14 +65,14 @@ def test_yarn_is_a_yarn():
 
 
 def test_the_ramp_of_yarn_does_not_run_backwards():
-    """It would slow the pairs that turn often, and leave those that turn seldom."""
+    """Otherwise it would slow the fast pairs instead of the slow pairs."""
     with pytest.raises(InvalidArgument, match=r"beta_fast: got 1\.0; allowed: at least beta_slow"):
         legal_rope(Rope(RopePairing.NEOX, yarn=Yarn(40.0, 4096, beta_fast=1.0, beta_slow=32.0)))
 
 
 @pytest.mark.parametrize("number", [40, np.float32(40), np.float64(40), np.int64(40), Fraction(40)])
 def test_any_real_number_is_a_factor(number: Any):
-    """It becomes Python's, so that no table is made in float32."""
+    """It becomes a Python float, so that no table is computed in float32."""
     yarn = legal_rope(rope_of("yarn.factor", number)).yarn
     assert yarn is not None
     assert type(yarn.factor) is float
@@ -97,6 +97,6 @@ def test_a_theta_of_1_is_legal_without_yarn():
 
 
 def test_a_pairing_may_be_a_word():
-    """S-12: a string is not the same object as the enumeration's member."""
+    """S-12: a string becomes the member of the enumeration."""
     for pairing in RopePairing:
         assert legal_rope(Rope(str(pairing))).pairing is pairing  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Files of tensors from strangers: read as they are, or refused by file and tensor."""
+"""Untrusted files of tensors are read exactly; errors name the file and the tensor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BAD = {
     "header past the end": (file_of({}, length=100), "header of 100 bytes"),
     "huge header": (file_of({}, length=2**63), "header of"),
     "no json": (file_of(b"{"), "one JSON object"),
-    "deep": (file_of(b'{"a":' * 40_000), "nested too deep"),
+    "deep": (file_of(b'{"a":' * 40_000), "nested too deeply"),
     "metadata": (file_of({"__metadata__": {"a": 1}}), "__metadata__"),
     "no object": (file_of({"x": 3}), "'x'"),
     "unknown field": (file_of(with_matrix(more=1), bytes(24)), "'x'.*unknown field"),
@@ -52,7 +52,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_files(tmp_path: Path, name: str):
-    """Every error names the file, and the tensor where one is to blame."""
+    """Every error names the file, and the tensor if one tensor is wrong."""
     content, message = BAD[name]
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content)
@@ -61,7 +61,7 @@ def test_bad_files(tmp_path: Path, name: str):
 
 
 def test_a_header_is_bounded(tmp_path: Path):
-    """A file may be large, its header may not."""
+    """A file may be large, but its header may not."""
     path = tmp_path / "large.safetensors"
     with path.open("wb") as file:
         file.write((LARGEST_HEADER + 1).to_bytes(8, "little"))
@@ -71,13 +71,13 @@ def test_a_header_is_bounded(tmp_path: Path):
 
 
 def test_no_file(tmp_path: Path):
-    """A folder is no file."""
-    with pytest.raises(InvalidArgument, match="no regular file"):
+    """A folder raises."""
+    with pytest.raises(InvalidArgument, match="allowed: a regular file"):
         read_tensors(tmp_path)
 
 
 def test_every_type_comes_back(tmp_path: Path):
-    """Bits, shapes and texts survive, of any type and of any number of axes."""
+    """Bits, shapes and texts are restored, for any type and any number of axes."""
     rng = np.random.default_rng(0)
     arrays = {
         f"{dtype}-{len(shape)}": rng.integers(0, 2, (*shape, dtype.itemsize), np.uint8)
@@ -98,7 +98,7 @@ def test_every_type_comes_back(tmp_path: Path):
 
 
 def test_the_library_agrees(tmp_path: Path):
-    """What is written here, the safetensors library reads: bfloat16 and e4m3 by their names."""
+    """The safetensors library reads the written file, with bfloat16 and e4m3 by their names."""
     library = import_or_skip("safetensors")
     arrays = {
         name: np.arange(6).astype(numpy_dtype(name)).reshape(2, 3)

@@ -28,7 +28,7 @@ def test_a_vector_is_whole(vector_id: str):
 
 
 def test_every_file_is_listed():
-    """Nothing in the folder is outside the manifest."""
+    """The manifest lists every file of the folder."""
     listed = {entry.file for entry in read_manifest(FOLDER).values()}
     assert {path.name for path in FOLDER.glob("*.bin")} == listed
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 2**20
@@ -43,12 +43,12 @@ BAD = {
     "vectors-object": (("vectors",), {}, "vectors"),
     "vector-list": (("vectors", 0), [], r"vectors\[0\]|vectors: \[0\]"),
     "id-number": (("vectors", 0, "id"), 3, "id: got 3"),
-    "id-twice": (("vectors", 1, "id"), TREE, "one id twice"),
+    "id-twice": (("vectors", 1, "id"), TREE, "a duplicate id"),
     "file-of-the-parent": (("vectors", 0, "file"), "../vector.bin", "file: got '../vector.bin'"),
     "file-absolute": (("vectors", 0, "file"), "/etc/passwd", "file: got '/etc/passwd'"),
     "file-the-parent": (("vectors", 0, "file"), "..", "file"),
     "file-missing": (("vectors", 0, "file"), "nothing.bin", "nothing.bin"),
-    "file-a-folder": (("vectors", 0, "file"), "folder", "no regular file"),
+    "file-a-folder": (("vectors", 0, "file"), "folder", "a regular file"),
     "unknown-field": (("vectors", 0, "dtype"), "float32", "unknown field 'dtype'"),
     "format-of-cache": (("vectors", 0, "problem", "cache_format"), "int4", "cache_format"),
     "dtype-of-problem": (("vectors", 0, "problem", "dtype"), "float8", "dtype"),
@@ -58,7 +58,7 @@ BAD = {
     "scale-nan": (("vectors", 0, "problem", "softmax_scale"), float("nan"), "NaN"),
     "array-missing": (("vectors", 0, "arrays", 0), ..., "no cu_seqlens_q"),
     "array-unknown": (("vectors", 0, "arrays", 0, "name"), "cu", "no cu_seqlens_q"),
-    "array-twice": (("vectors", 0, "arrays", 0, "name"), "seq_lens", "one name twice"),
+    "array-twice": (("vectors", 0, "arrays", 0, "name"), "seq_lens", "a duplicate name"),
     "dtype-object": (("vectors", 0, "arrays", 0, "dtype"), "object", "dtype: got 'object'"),
     "dtype-other": (("vectors", 0, "arrays", 0, "dtype"), "int64", "cu_seqlens_q"),
     "shape-negative": (("vectors", 0, "arrays", 0, "shape"), [-1], "shape"),
@@ -73,7 +73,7 @@ BAD = {
 
 @pytest.mark.parametrize(("place", "value", "match"), BAD.values(), ids=BAD)
 def test_a_bad_manifest(tmp_path: Path, place, value, match: str):
-    """File, entry and field are named, and nothing outside of the folder is opened."""
+    """The error names file, entry and field; no file outside the folder is opened."""
     folder = tmp_path / "vectors"
     shutil.copytree(FOLDER, folder)
     (folder / "folder").mkdir()
@@ -95,7 +95,7 @@ def test_a_bad_manifest(tmp_path: Path, place, value, match: str):
 
 
 def test_a_short_file(tmp_path: Path):
-    """An array that a file has no bytes for is named."""
+    """The error names an array that exceeds the file."""
     folder = tmp_path / "vectors"
     shutil.copytree(FOLDER, folder)
     with (folder / f"{TREE}.bin").open("r+b") as file:
@@ -105,6 +105,6 @@ def test_a_short_file(tmp_path: Path):
 
 
 def test_an_unknown_vector():
-    """The ids that there are."""
+    """The error lists the known ids."""
     with pytest.raises(InvalidArgument, match=TREE):
         load_vector("decode")

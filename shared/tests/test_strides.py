@@ -1,4 +1,4 @@
-"""Arrays that are copied, written and read with what lies between their elements."""
+"""Arrays that are copied, written and read with the memory between their elements."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_a_copy_has_the_gaps():
     ],
     ids=["dense", "backwards", "overlapping", "empty", "far", "odd"],
 )
-def test_what_is_dense_or_cannot_be_spread(array: np.ndarray):
-    """A copy is dense."""
+def test_contiguous_and_unusual_arrays(array: np.ndarray):
+    """A copy is contiguous."""
     assert not is_spread(array)
     np.testing.assert_array_equal(copied(array), array)
     np.testing.assert_array_equal(memory_of(array), array.ravel())
@@ -48,7 +48,7 @@ def test_a_step_that_is_never_taken():
     [([3], [4]), ([9], [0]), ([2], [-1]), ([2, 2], [1]), ([-1], [1]), ([0, 2**62], [1, 1])],
 )
 def test_bad_views(shape: list[int], strides: list[int]):
-    """Of 8 elements: out of them, some of them twice, backwards, or no view at all."""
+    """Views of 8 elements that exceed them, repeat them, run backwards, or are invalid."""
     with pytest.raises(InvalidArgument, match="x: got shape"):
         laid_out("x", np.zeros(8), shape, strides)
     with pytest.raises(InvalidArgument, match="x: got 99 axes"):

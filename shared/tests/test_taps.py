@@ -1,4 +1,4 @@
-"""Taps of a kernel come back from a file, and what does not fit is named."""
+"""Taps of a kernel are restored from a file; errors name the field that is wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def taps() -> Taps:
 
 
 def test_they_come_back(tmp_path: Path):
-    """Bit for bit, with what is no number."""
+    """All values are restored bit for bit, including NaN and inf."""
     save_taps(taps(), tmp_path / "x")
     found = load_taps(tmp_path / "x")
     assert (found.token, found.head) == (3, 1)
@@ -52,7 +52,7 @@ def test_they_come_back(tmp_path: Path):
     ],
 )
 def test_bad_files(tmp_path: Path, arrays: dict[str, Any], texts: dict[str, str], message: str):
-    """The file, the field, and what is allowed."""
+    """The message has the file, the field and the allowed values."""
     path = tmp_path / "x"
     save_taps(taps(), path)
     good, said = read_tensors(path)

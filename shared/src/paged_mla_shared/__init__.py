@@ -1,10 +1,10 @@
-"""Words and shapes that every Paged MLA package agrees on; no algorithm lives here.
+"""Types, shapes and cases that all Paged MLA packages share; this package has no algorithms.
 
-Axes, used in every shape comment of the project:
+The axes in the shape comments of all packages:
 
 ====  ==========================================================================
 B     rows (requests) of a batch
-T     query tokens of the step, padded ones included
+T     query tokens of the step, including padded tokens
 H     query heads of this rank
 R     ``kv_lora_rank``: width of the cached latent ``ckv``
 P     ``qk_rope_head_dim``: width of the cached rotated key ``k_pe``

@@ -1,6 +1,6 @@
-"""Blocks that offsets of large caches land in when they lose their high bits.
+"""Compute the blocks that are accessed when offsets of large caches lose their high bits.
 
-A dump that lists them tells one way of wrapping from another.
+A dump that lists these blocks shows which offset has wrapped.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ _ID_BITS = (16, 24)
 
 
 def alias_blocks(block_ids: NDArray[np.int64], stride: int, itemsize: int) -> NDArray[np.int64]:
-    """Return what reads and writes of these blocks would reach, the blocks themselves left out.
+    """Return the ids of the wrong blocks that wrapped offsets of `block_ids` would reach, sorted.
+
+    The blocks in `block_ids` are not included.
 
     Parameters
     ----------
     block_ids : int64 [n]
-        Each >= 0.
+        Block ids, each >= 0.
     stride : int
-        Elements from one block to the next.
+        The number of elements from one block to the next.
     itemsize : int
-        Bytes of an element.
+        The number of bytes of an element.
     """
     ids = block_ids.astype(np.int64)
     found = [ids & (2**bits - 1) for bits in _ID_BITS]

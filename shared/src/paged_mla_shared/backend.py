@@ -21,12 +21,12 @@ PRODUCTS = ("exact", "fast")
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a backend says it can do. Closed: whatever is not listed is not claimed.
+    """The capabilities that a backend declares; it does not have to support anything else.
 
     Parameters
     ----------
     ops : frozenset of str
-        Names of :data:`OPERATIONS`. :func:`ops_of` finds those of a class of runners.
+        Names of :data:`OPERATIONS`. :func:`ops_of` returns the operations of a class of runners.
     dtypes : frozenset of str
     cache_formats : frozenset of str
         Names of :data:`paged_mla_shared.formats.FORMATS`.
@@ -36,22 +36,23 @@ class Capabilities:
         "causal", "non_causal", "tree:qlen", "tree:full", "tree:packed".
     ropes : frozenset of {"interleaved", "neox"}
     features : frozenset of str
-        "mixed": rows of different query length in one batch; "padding": rows with
-        ``seq_len`` 0 and tokens past ``cu_seqlens_q[-1]``; "replay": a second step on one
+        "mixed": rows of different query lengths in one batch; "padding": rows with
+        ``seq_len`` 0 and tokens after ``cu_seqlens_q[-1]``; "replay": a second step on one
         runner; "strided_cache", "strided_inputs": non-contiguous arrays; "large_offsets":
-        caches past 2^31 elements; "explicit_slots": ``Batch.slot_mapping``;
-        "validation": bad input raises before anything is written; "batch_invariant": a row has
-        the same bits whatever its batch mates (S-20); "bounded": whatever values a step holds, no
-        byte is read or written but those of its rows (:class:`BoundedBackend`).
+        caches of more than 2^31 elements; "explicit_slots": ``Batch.slot_mapping``;
+        "validation": bad input raises an error before anything is written; "batch_invariant":
+        the bits of a row do not depend on the other rows of the batch (S-20); "bounded": for
+        any values of a step, only bytes of its rows are read or written
+        (:class:`BoundedBackend`).
     prefill_dims : frozenset of (N, P, V)
-        Head dims of ``prefill`` and ``layer``.
+        The head dims of ``prefill`` and ``layer``.
     max_query_len : int
-        Longest query of one row.
+        The largest number of query tokens of a row.
     products : str
-        One of :data:`PRODUCTS`. With the second, queries and weights may be rounded to 8 bits
-        before they meet a cache of 8 bits, which has a wider budget.
+        One of :data:`PRODUCTS`. With "fast", queries and weights may be rounded to 8 bits
+        before they are multiplied with an 8-bit cache, which has a wider budget.
     softmax_scale : float or None
-        The one scale of a kernel that is told none; ``None`` takes that of each problem.
+        The fixed scale of a kernel that does not take one; ``None`` if it takes the problem's.
     """
 
     ops: frozenset[str] = field(default_factory=frozenset)
@@ -69,7 +70,7 @@ class Capabilities:
     softmax_scale: float | None = None
 
     def unmet(self, problem: Problem, ops: Sequence[str], features: Sequence[str]) -> list[str]:
-        """Return what `problem`, `ops` and `features` need beyond this, one phrase each."""
+        """Return the needs of `problem`, `ops` and `features` that are not declared, as phrases."""
         dims = problem.dims
         needs: list[tuple[str, Any, frozenset[Any]]] = [
             ("dtype", problem.dtype, self.dtypes),
@@ -96,38 +97,41 @@ class Capabilities:
 
 
 def mask_name(problem: Problem) -> str:
-    """Return the capability name of the problem's mask."""
+    """Return the name of the problem's mask in :attr:`Capabilities.masks`."""
     if problem.mask is Mask.TREE:
         return f"{problem.mask}:{problem.mask_spelling}"
     return str(problem.mask)
 
 
 class Runner(Protocol):
-    """One prepared problem with its cache. Every call may follow any other, with new batches.
+    """One prepared problem with its cache. Methods may be called in any order, with new batches.
 
-    Arrays handed in belong to the caller and are never written. Results are new arrays.
-    A batch no rule allows raises :class:`InvalidArgument` from the first call that takes it,
-    and nothing is written.
+    Arrays that the caller passes belong to the caller and are never written. Results are new
+    arrays. If no rule allows a batch, the first method that takes it raises
+    :class:`InvalidArgument`, and nothing is written.
 
     Axes: B rows of a step, T its query tokens, H heads, R and P of the problem's dims, N and V of
-    a head before absorption, K cached tokens of all rows; *dtype* is the problem's.
+    a head before absorption, K cached tokens of all rows. *dtype* is the problem's dtype.
     """
 
     def load_cache(self, image: CacheImage) -> None:
-        """Make the cache equal `image`, poison included; called first, and between steps."""
+        """Make the cache equal to `image`, including its poison.
+
+        It is called before all other methods, and between steps.
+        """
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [n, block_bytes] of blocks [n] as they are now.
+        """Return the current raw bytes of blocks [n], uint8 [n, block_bytes].
 
-        Each block's scales, if the format keeps any, lie behind its ``block_stride`` bytes.
+        Each block's scales, if the format has any, follow its ``block_stride`` bytes.
         """
 
     @operation(Batch, Metadata, positions=1, slot_mapping=1)
     def plan(self, batch: Batch) -> Metadata:
-        """Prepare `batch`, once a step; return positions and slots, int64 [T], exact (S-1, S-3).
+        """Prepare `batch`, once per step; return positions and slots, int64 [T], exact (S-1, S-3).
 
-        They are 0 and -1 for padding, and for the first ``query_len - seq_len`` queries of a row
-        with fewer keys than queries.
+        The position is 0 and the slot is -1 for padding, and for the first
+        ``query_len - seq_len`` queries of a row with fewer keys than queries.
         """
         raise Unsupported(f"plan of {batch.num_rows} rows is not declared")
 
@@ -135,34 +139,34 @@ class Runner(Protocol):
     def append(self, batch: Batch) -> None:
         """Write ``ckv`` and ``k_pe`` to the cache, and no other byte (S-10).
 
-        It is called once a layer, before ``attend``. Keys are rotated if the problem has a rope.
+        It is called once per layer, before ``attend``. Keys are rotated if the problem has a rope.
         """
         raise Unsupported(f"append of {batch.num_tokens} tokens is not declared")
 
     @operation(Batch, Output, out=3, lse=2)
     def attend(self, batch: Batch) -> Output:
-        """Attend every query to what the cache holds now (S-4 to S-7), once a layer.
+        """Compute attention over the current cache, once per layer (S-4 to S-7).
 
-        ``out`` is dtype [T, H, R], ``lse`` float32 [T, H] in nats; 0 and -inf where nothing is
-        visible.
+        ``out`` is dtype [T, H, R], and ``lse`` is float32 [T, H] in nats. They are 0 and -inf for
+        queries without visible keys.
         """
         raise Unsupported(f"attend of {batch.num_tokens} tokens is not declared")
 
     @operation(Sequence, Output, out=3, lse=2)
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Merge float32 partials of one query set into one float32 answer (S-8).
+        """Merge float32 partial results of the same queries into one float32 output (S-8).
 
-        They may be views: only the last stride of ``out`` is known, 1. Where an ``lse`` is -inf,
-        its ``out`` may hold anything, NaN included.
+        The arrays may be views; only the last stride of ``out`` is always 1. Where ``lse`` is
+        -inf, ``out`` may contain anything, including NaN.
         """
         raise Unsupported(f"merge of {len(partials)} partials is not declared")
 
     @operation(Batch, tuple, ckv=2, k_pe=2, reads_rows=True)
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P], K = sum of ``seq_lens``.
+        """Return the cached ``ckv`` [K, R] and ``k_pe`` [K, P] of all rows; K sums ``seq_lens``.
 
-        They are of dtype, in row order, bit for bit; from formats of 8 bits each value is rounded
-        to float32, then to dtype (S-1, S-9).
+        They have the problem's dtype, are in row order, and are bit-exact. With 8-bit formats, each
+        value is rounded to float32, then to dtype (S-1, S-9).
         """
         raise Unsupported(f"gather_context of {batch.num_rows} rows is not declared")
 
@@ -170,37 +174,39 @@ class Runner(Protocol):
     def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Return the queries, rotated, as e4m3 codes [T, H, R + P] with scales [T, H] (S-11).
+        """Return the rotated queries as e4m3 codes [T, H, R + P] with scales [T, H] (S-11).
 
-        All have the one `scale` given, a float32 > 0; ``None`` takes one from the data for each
-        token and head. Both results are exact; lines of padding hold anything.
+        `scale`, a float32 > 0, is the scale of all queries. With ``None``, the scale of each token
+        and head is computed from the data. Both results are exact; values of padding are arbitrary.
         """
         raise Unsupported(f"e4m3 of {batch.num_tokens} queries, scale {scale}, is not declared")
 
     @operation(PrefillBatch, Output, out=3, lse=2)
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Attend to keys and values of every head, causal or not; reads no cache (S-21).
+        """Compute attention, causal or not, over keys and values of every head (S-21).
 
-        ``out`` is dtype [T, H, V], ``lse`` float32 [T, H] in nats; 0 and -inf where nothing is
-        visible.
+        It reads no cache.
+
+        ``out`` is dtype [T, H, V], and ``lse`` is float32 [T, H] in nats. They are 0 and -inf for
+        queries without visible keys.
         """
         raise Unsupported(f"prefill of {batch.num_rows} rows is not declared")
 
     @operation(LayerBatch, Output, out=3, lse=2)
     def layer(self, batch: LayerBatch) -> Output:
-        """Append a step's latents, then attend, between a layer's projections (S-21).
+        """Append a step's latents, then compute a layer's attention between its projections (S-21).
 
-        ``out`` is dtype [T, H, V], ``lse`` float32 [T, H] in nats.
+        ``out`` is dtype [T, H, V], and ``lse`` is float32 [T, H] in nats.
         """
         raise Unsupported(f"a layer of {batch.num_tokens} tokens is not declared")
 
 
 OPERATIONS = operations_of(Runner)
-"""Every operation of the protocol, by name."""
+"""All operations of the protocol, by name."""
 
 
 def ops_of(runner: type) -> frozenset[str]:
-    """Return the operations that a class of runners has itself, for :attr:`Capabilities.ops`."""
+    """Return the operations that a class of runners defines, for :attr:`Capabilities.ops`."""
     found = {name: getattr(runner, name, None) for name in OPERATIONS}
     return frozenset(
         name for name, method in found.items() if method not in {None, getattr(Runner, name)}
@@ -208,15 +214,15 @@ def ops_of(runner: type) -> frozenset[str]:
 
 
 class Backend(Protocol):
-    """An implementation under test, made by a factory that takes no argument."""
+    """An implementation under test; a factory without arguments returns it."""
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
 
     @property
     def version(self) -> str:
-        """Its own version."""
+        """The version of the implementation."""
 
     @property
     def mode(self) -> str:
@@ -224,29 +230,30 @@ class Backend(Protocol):
 
     @property
     def device(self) -> str:
-        """Human name of what it runs on."""
+        """The human-readable name of the device on which it runs."""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes free for one cache."""
+        """The number of bytes that are free for one cache."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it claims."""
+        """The declared capabilities."""
 
     def prepare(self, problem: Problem) -> Runner:
-        """Build a runner; raises ``InvalidArgument`` or ``Unsupported``.
+        """Return a runner for `problem`; raise ``InvalidArgument`` or ``Unsupported``.
 
-        It and every call of a runner may raise ``OutOfMemory``: the test is then not run.
+        This method and every method of a runner may raise ``OutOfMemory``; the test is then
+        skipped.
         """
 
 
 class BoundedBackend(Backend, Protocol):
-    """A backend that declares "bounded"."""
+    """A backend that declares the feature "bounded"."""
 
     def prepare_unchecked(self, problem: Problem) -> Runner:
-        """Build a runner that looks at no values of a step, as engines run it.
+        """Return a runner that does not validate the values of a step, as engines use it.
 
-        Shapes and dtypes are right; lengths, tables, slots and masks may hold anything. A row that
-        no rule allows is taken for padding. `problem` is a right one.
+        `problem`, shapes and dtypes are right. Lengths, tables, slots and masks may contain
+        anything: a row that no rule allows is treated as padding.
         """

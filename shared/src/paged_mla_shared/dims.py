@@ -1,4 +1,4 @@
-"""Head dimensions of MLA models (names as in the models' ``config.json``)."""
+"""Head dimensions of MLA models; the names are those of the models' ``config.json``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ class MlaDims:
     Parameters
     ----------
     num_heads : int
-        H, query heads on this rank, 1..128 in the models served today.
+        H, the query heads on this rank, 1..128 in current models.
     kv_lora_rank : int
-        R, width of the cached latent and, absorbed, of keys and values.
+        R, the width of the cached latent, and of keys and values in absorbed attention.
     qk_rope_head_dim : int
-        P, even; width of the shared rotated key.
+        P, the width of the rotated key that all heads share; even.
     qk_nope_head_dim, v_head_dim : int
-        N and V of the materialized form.
+        N and V, the widths of keys without position and of values in materialized attention.
 
     Notes
     -----
-    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1, and the published configs; of Mistral Small
-    4 and GLM-4.7-Flash, ``Mistral4Config`` and ``Glm4MoeLiteConfig`` in the transformers library.
+    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1, and the published configs. For Mistral
+    Small 4 and GLM-4.7-Flash: ``Mistral4Config`` and ``Glm4MoeLiteConfig`` in transformers.
     """
 
     num_heads: int
@@ -33,18 +33,18 @@ class MlaDims:
     v_head_dim: int
 
     def with_heads(self, num_heads: int) -> MlaDims:
-        """Return the same layer cut to `num_heads` heads (tensor parallelism)."""
+        """Return the dims of the same layer with `num_heads` heads (tensor parallelism)."""
         return replace(self, num_heads=num_heads)
 
     @property
     def softmax_scale(self) -> float:
-        """What the scores are multiplied by, ``(N + P) ** -0.5``, without a model's yarn (S-5)."""
+        """The softmax scale without a model's YaRN factor, ``(N + P) ** -0.5`` (S-5)."""
         scale: float = (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
         return scale
 
     @property
     def cached_dim(self) -> int:
-        """Elements of one cached token, R + P."""
+        """The number of elements of one cached token, R + P."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
 

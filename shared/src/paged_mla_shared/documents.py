@@ -1,4 +1,4 @@
-"""JSON and TOML files that anybody may hand in, read in bounded time and memory."""
+"""Read untrusted JSON and TOML files in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -13,55 +13,58 @@ from typing import Any
 from paged_mla_shared.errors import InvalidArgument
 
 LARGEST = 16 * 2**20  # bytes of a file
-LARGEST_TOML = 2**20  # of which each part of a dotted key becomes half a kilobyte
-MOST_DOTS = 64  # in a line of TOML: a key of n parts takes n ** 2 / 4 bytes
-MOST_BRACKETS = 1 << 18  # that a JSON text opens: three bytes of it make a list of a hundred
+LARGEST_TOML = 2**20  # bytes; each part of a dotted key takes half a kilobyte of memory
+MOST_DOTS = 64  # in a line of TOML: a key of n parts takes n ** 2 / 4 bytes of memory
+MOST_BRACKETS = 1 << 18  # opening brackets of a JSON text: each list takes about 100 bytes
 
 
 def one_line(text: object) -> str:
-    """Return a text from a file with everything spelled out that a terminal would act upon.
+    """Return a text with escapes for all characters that a terminal would interpret.
 
-    Line ends, control characters and those that turn the direction of text become escapes of
-    Python, so that no file can clear a screen or forge a line.
+    Line ends, control characters and characters that change the direction of text become Python
+    escapes, so that a file cannot clear the screen or print a false line.
     """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def printable(text: object) -> str:
-    """Return a text of several lines as :func:`one_line` does each of them."""
+    """Return a text of several lines, each escaped as by :func:`one_line`."""
     return "\n".join(map(one_line, str(text).split("\n")))
 
 
 def in_script(data: Any) -> str:
-    """Return data as JSON that a script of a page may hold, whatever its texts are.
+    """Return data as JSON that is safe in a script of a page, for any texts in it.
 
-    A browser reads ``</script>`` and ``<!--`` inside the script too, so that no "<" may stay.
+    Every "<" is escaped, because a browser interprets ``</script>`` and ``<!--`` in a script.
     """
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no file: nothing, a folder, a device, or a pipe, which would be waited for.
+    """Check that a path is a regular file.
+
+    Reading a pipe would wait for its writer.
 
     Raises
     ------
     InvalidArgument
+        The path does not exist, or is a folder, a device or a pipe.
     """
     try:
         regular = stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
         raise InvalidArgument(str(path), error.strerror, "a file that can be read") from error
     if not regular:
-        raise InvalidArgument(str(path), "no regular file", "a file")
+        raise InvalidArgument(str(path), "a folder, a device or a pipe", "a regular file")
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
-    """Return what is in a file.
+    """Return the bytes of a file.
 
     Raises
     ------
     InvalidArgument
-        It is no file, cannot be read, or has more than `largest` bytes.
+        The path is not a regular file, cannot be read, or has more than `largest` bytes.
     """
     check_file(path)
     try:
@@ -80,7 +83,7 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
     Raises
     ------
     InvalidArgument
-        It cannot be read, or is not UTF-8.
+        The file cannot be read, or its text is not UTF-8.
     """
     try:
         return read_bytes(path, largest).decode()
@@ -89,24 +92,24 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds (:func:`parse_object`)."""
+    """Return the object in a JSON file (:func:`parse_object`)."""
     return parse_object(read_text(path), str(path))
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:
-    """Return the object that a JSON text holds.
+    """Return the object in a JSON text.
 
     Parameters
     ----------
     text : str
     where : str
-        The file it is from, and the place in it: errors begin with it.
+        The file of the text, and the place in it; error messages begin with it.
 
     Raises
     ------
     InvalidArgument
-        It is no JSON, no object, nested too deep or of too many parts, or it has a number that is
-        not finite or a key twice.
+        The text is not JSON or not an object, is nested too deeply or has too many brackets, or
+        contains a number that is not finite, or a duplicate key.
     """
     allowed = "one JSON object"
     brackets = text.count("[") + text.count("{")
@@ -117,7 +120,7 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
             text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_distinct
         )
     except RecursionError as error:
-        raise InvalidArgument(where, "brackets nested too deep", allowed) from error
+        raise InvalidArgument(where, "brackets that are nested too deeply", allowed) from error
     except ValueError as error:
         raise InvalidArgument(where, error, allowed) from error
     if not isinstance(found, dict):
@@ -131,24 +134,30 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises
     ------
     InvalidArgument
-        The file cannot be read (:func:`read_text`), is no TOML, has more than ``LARGEST_TOML``
-        bytes, or a line of more than ``MOST_DOTS`` dots.
+        The file cannot be read (:func:`read_text`), is not TOML, has more than ``LARGEST_TOML``
+        bytes, or has a line with more than ``MOST_DOTS`` dots.
     """
     text = read_text(path, LARGEST_TOML)
     for number, line in enumerate(text.split("\n"), start=1):
         if (dots := line.count(".")) > MOST_DOTS:
-            allowed = f"at most {MOST_DOTS} in a line"
+            allowed = f"at most {MOST_DOTS} dots in a line"
             raise InvalidArgument(f"{path}: line {number}", f"{dots} dots", allowed)
     try:
         return tomllib.loads(text)
     except RecursionError as error:
-        raise InvalidArgument(str(path), "brackets nested too deep", "TOML") from error
+        raise InvalidArgument(str(path), "brackets that are nested too deeply", "TOML") from error
     except ValueError as error:
         raise InvalidArgument(str(path), error, "TOML") from error
 
 
 def take_version(document: dict[str, Any], key: str, version: int, where: str) -> None:
-    """Remove the version of its format from `document`; it must be `version`."""
+    """Remove the format version, which must be `version`, from `document`.
+
+    Raises
+    ------
+    InvalidArgument
+        The document has another version, or none.
+    """
     found = document.pop(key, None)
     if type(found) is not int or found != version:
         raise InvalidArgument(f"{where}: {key}", reprlib.repr(found), str(version))
@@ -157,12 +166,12 @@ def take_version(document: dict[str, Any], key: str, version: int, where: str) -
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text}, which is not finite")
+        raise ValueError(f"the number {text}, which is not finite")
     return number
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key that an object has twice")
+        raise ValueError("an object with a duplicate key")
     return found

@@ -1,9 +1,8 @@
-"""Names of element types, and bit views that survive storage.
+"""Names of element types, and bit views for storage.
 
-A dtype travels through this project by name. bfloat16 and float8 arrays are
-ml_dtypes arrays in NumPy; wherever bytes leave NumPy they go as unsigned
-integers of the same width (:func:`bits`), since neither ``.npz`` nor DLPack
-keeps the ml_dtypes types.
+Functions of this project take a dtype by its name. bfloat16 and float8 arrays have ml_dtypes types
+in NumPy. Outside NumPy they become unsigned integers of the same width (:func:`bits`), because
+neither ``.npz`` nor DLPack preserves ml_dtypes types.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _UNSIGNED: dict[int, DTypeLike] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype called `name` ("float32", "float16", "bfloat16", "float8_e4m3")."""
+    """Return the NumPy dtype of a name: "float32", "float16", "bfloat16" or "float8_e4m3"."""
     return NUMPY_DTYPES[name]
 
 
 def dtype_name(dtype: DTypeLike) -> str:
-    """Return the project's name of a NumPy dtype; unknown dtypes keep NumPy's own name."""
+    """Return the project's name of a NumPy dtype, or NumPy's name if it has no other."""
     known = {v: k for k, v in NUMPY_DTYPES.items()}
     return known.get(np.dtype(dtype), np.dtype(dtype).name)
 

@@ -1,9 +1,9 @@
-"""A dump: what one step of an implementation was given, and what it made of it, as a file.
+"""A dump: the inputs and the results of one step of an implementation, as a file.
 
-``shared/docs/dump.md`` says what each field decides. A file is one of
-:mod:`paged_mla_shared.safetensors` whose texts are ``paged_mla_dump`` (the version), ``problem``
-(the fields of a :class:`~paged_mla_shared.problem.Problem` as JSON) and, where they are not the
-default, ``origin``, ``lse_base``, ``products`` and ``views``.
+``shared/docs/dump.md`` documents the use of each field. A dump is a file of
+:mod:`paged_mla_shared.safetensors`. Its texts are ``paged_mla_dump`` (the version), ``problem``
+(the fields of a :class:`~paged_mla_shared.problem.Problem` as JSON) and, optionally, ``origin``,
+``lse_base``, ``products`` and ``views``.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ from paged_mla_shared.strides import is_spread, laid_out, memory_of
 from paged_mla_shared.typed import build
 
 VERSIONS = ("1", "2", "3")
-"""What files say; one is written as the earliest version that has its fields."""
+"""Versions of the format; a file gets the earliest version that has all its fields."""
 LSE_BASES = ("e", "2")
 
 _VERSION_KEY = "paged_mla_dump"
-Shape = tuple[str | int, ...]  # axes by letter, where the problem does not fix them
+Shape = tuple[str | int, ...]  # lengths of axes; a letter if the problem does not fix a length
 
 
 @dataclass(frozen=True)
 class Field:
-    """One tensor that a dump may have.
+    """A tensor that a dump may contain.
 
     Parameters
     ----------
     what : str
+        A description of the tensor.
     axes : callable
-        Returns its axes for a problem; ``None`` where such a problem has no such tensor.
+        Takes a problem and returns the tensor's axes; ``None`` if the tensor is not allowed with
+        this problem.
     dtype : callable
-        Returns its element type for a problem, by name.
+        Takes a problem and returns the name of the tensor's element type.
     since : str
-        The version of the format that brought it.
+        The first version of the format that has the tensor.
     """
 
     what: str
@@ -58,11 +60,11 @@ class Field:
     since: str = VERSIONS[0]
 
     def shape(self, problem: Problem) -> Shape | None:
-        """Return its axes; ``None`` where such a problem has no such tensor."""
+        """Return the axes; ``None`` if the tensor is not allowed with this problem."""
         return self.axes(problem)
 
     def numpy_dtype(self, problem: Problem) -> np.dtype[Any]:
-        """Return its element type."""
+        """Return the element type."""
         name = self.dtype(problem)
         return NUMPY_DTYPES.get(name) or np.dtype(name)
 
@@ -72,7 +74,7 @@ def _fixed(what: str, dtype: str, *axes: str | int) -> Field:
 
 
 def _of_heads(what: str, *axes: str, dtype: str | None = None) -> Field:
-    """Return a field whose last axes are attributes of the dims, or letters."""
+    """Return a field whose axes are names of attributes of the dims, or letters."""
 
     def shape(problem: Problem) -> Shape:
         return tuple(getattr(problem.dims, axis, axis) for axis in axes)
@@ -95,12 +97,12 @@ def _cache(when: str) -> dict[str, Field]:
             lambda problem: problem.layout.format.row(problem.dims)[0],
         ),
         f"scales_{when}": Field(
-            f"their scales {when} the append, where the format keeps some beside them",
+            f"scales of the listed blocks {when} the append, if the format has separate scales",
             scales,
             lambda _: "float32",
         ),
         f"bytes_{when}": Field(
-            "instead of both: raw blocks, gaps included, each with its scales behind it",
+            "instead of both: raw blocks with their gaps, each followed by its scales",
             lambda problem: ("N", problem.layout.block_bytes),
             lambda _: "uint8",
         ),
@@ -108,7 +110,7 @@ def _cache(when: str) -> dict[str, Field]:
 
 
 def _lines(dims: MlaDims) -> int:
-    """Return lines of kv_b_proj."""
+    """Return the number of lines of kv_b_proj."""
     return dims.num_heads * (dims.qk_nope_head_dim + dims.v_head_dim)
 
 
@@ -127,46 +129,46 @@ _KEY = ("Tk", "num_heads")  # of a prefill
 _PREFILL_QUERY = ("Tq", "num_heads")
 
 _OF_VERSION_2 = {
-    "query_scale": _fixed("what all queries were told to be divided by", "float32"),
+    "query_scale": _fixed("scale by which all queries are divided", "float32"),
     "query_codes": Field(
         "queries as e4m3 codes",
         lambda problem: ("T", problem.dims.num_heads, problem.dims.cached_dim),
         lambda _: "uint8",
     ),
-    "query_scales": _of_heads("what codes are multiplied by", *_QUERY, dtype="float32"),
+    "query_scales": _of_heads("scales by which the codes are multiplied", *_QUERY, dtype="float32"),
     "prefill_cu_seqlens_q": _fixed("prefix sums of a prefill's queries", "int32", "Bp+1"),
-    "prefill_cu_seqlens_k": _fixed("prefix sums of its keys", "int32", "Bp+1"),
-    "prefill_causal": _fixed("whether it is masked", "bool"),
-    "prefill_q_nope": _of_heads("its queries", *_PREFILL_QUERY, "qk_nope_head_dim"),
+    "prefill_cu_seqlens_k": _fixed("prefix sums of a prefill's keys", "int32", "Bp+1"),
+    "prefill_causal": _fixed("whether a prefill is causal", "bool"),
+    "prefill_q_nope": _of_heads("queries of a prefill", *_PREFILL_QUERY, "qk_nope_head_dim"),
     "prefill_q_pe": _of_heads("their rotated part", *_PREFILL_QUERY, "qk_rope_head_dim"),
-    "prefill_k_nope": _of_heads("its keys", *_KEY, "qk_nope_head_dim"),
-    "prefill_k_pe": _of_heads("their rotated part", "Tk", "qk_rope_head_dim"),
-    "prefill_v": _of_heads("its values", *_KEY, "v_head_dim"),
-    "prefill_out": _of_heads("its answer", *_PREFILL_QUERY, "v_head_dim"),
-    "prefill_lse": _of_heads("its lse", *_PREFILL_QUERY, dtype="float32"),
+    "prefill_k_nope": _of_heads("keys of a prefill", *_KEY, "qk_nope_head_dim"),
+    "prefill_k_pe": _of_heads("rotated keys of a prefill", "Tk", "qk_rope_head_dim"),
+    "prefill_v": _of_heads("values of a prefill", *_KEY, "v_head_dim"),
+    "prefill_out": _of_heads("output of a prefill", *_PREFILL_QUERY, "v_head_dim"),
+    "prefill_lse": _of_heads("lse of a prefill", *_PREFILL_QUERY, dtype="float32"),
 }
 
 _OF_VERSION_3 = {
     "ckv_left": _of_heads("latents of the step after the append", "T", "kv_lora_rank"),
-    "k_pe_left": _of_heads("its keys after the append", "T", "qk_rope_head_dim"),
+    "k_pe_left": _of_heads("keys of the step after the append", "T", "qk_rope_head_dim"),
     "layer_q_nope": _of_heads("queries of a layer, not absorbed", *_QUERY, "qk_nope_head_dim"),
     "kv_b_proj": Field(
-        "its weights between latents and heads, of keys and values head by head",
+        "weights of a layer from latents to keys and values, head by head",
         lambda problem: (_lines(problem.dims), problem.dims.kv_lora_rank),
         lambda problem: problem.dtype,
     ),
-    "absorbed_rows": _fixed("leading rows that are attended to absorbed", "int32"),
-    "workspace": _fixed("keys that are materialized at a time", "int64"),
-    "layer_out": _of_heads("its answer", *_QUERY, "v_head_dim"),
-    "layer_lse": _of_heads("its lse", *_QUERY, dtype="float32"),
+    "absorbed_rows": _fixed("number of leading rows with absorbed attention", "int32"),
+    "workspace": _fixed("number of keys materialized at a time", "int64"),
+    "layer_out": _of_heads("output of a layer", *_QUERY, "v_head_dim"),
+    "layer_lse": _of_heads("lse of a layer", *_QUERY, dtype="float32"),
 }
 
 FIELDS: dict[str, Field] = {
     "cu_seqlens_q": _fixed("prefix sums of query lengths", "int32", "B+1"),
-    "seq_lens": _fixed("tokens of each row, this step's included", "int32", "B"),
+    "seq_lens": _fixed("tokens of each row, including this step's", "int32", "B"),
     "block_table": _fixed("block ids of each row", "int32", "B", "M"),
-    "mask": Field("draft trees, in the problem's spelling", _mask_shape, _mask_dtype),
-    "slot_mapping": _fixed("where the append was told to write; -1 for nowhere", "int64", "T"),
+    "mask": Field("draft trees, in the problem's mask_spelling", _mask_shape, _mask_dtype),
+    "slot_mapping": _fixed("slots that the append was to write; -1 for none", "int64", "T"),
     "q_nope": _of_heads("absorbed queries", *_QUERY, "kv_lora_rank"),
     "q_pe": _of_heads("rotated part of the queries", *_QUERY, "qk_rope_head_dim"),
     "ckv": _of_heads("latents of the step", "T", "kv_lora_rank"),
@@ -174,15 +176,15 @@ FIELDS: dict[str, Field] = {
     "block_ids": _fixed("the blocks that the dump lists, each once", "int64", "N"),
     **_cache("before"),
     **_cache("after"),
-    "unlisted": _fixed("bytes that all other blocks repeat", "uint8", "P"),
+    "unlisted": _fixed("bytes that fill all blocks that are not listed", "uint8", "P"),
     "positions": _fixed("positions that the implementation derived", "int64", "T"),
-    "slots": _fixed("slots that it derived, -1 for none", "int64", "T"),
-    "out": _of_heads("the answer", *_QUERY, "kv_lora_rank"),
-    "lse": _of_heads("its log of the sum of exponentials", *_QUERY, dtype="float32"),
+    "slots": _fixed("slots that the implementation derived; -1 for none", "int64", "T"),
+    "out": _of_heads("the output", *_QUERY, "kv_lora_rank"),
+    "lse": _of_heads("log of the sum of exponentials", *_QUERY, dtype="float32"),
     "partial_out": _of_heads(
-        "answers over parts of the keys", "S", *_QUERY, "kv_lora_rank", dtype="float32"
+        "partial results over parts of the keys", "S", *_QUERY, "kv_lora_rank", dtype="float32"
     ),
-    "partial_lse": _of_heads("lse of the parts", "S", *_QUERY, dtype="float32"),
+    "partial_lse": _of_heads("lse of the partial results", "S", *_QUERY, dtype="float32"),
     "gathered_ckv": _of_heads("cached latents, row after row", "K", "kv_lora_rank"),
     "gathered_k_pe": _of_heads("cached keys, row after row", "K", "qk_rope_head_dim"),
     **{name: replace(each, since="2") for name, each in _OF_VERSION_2.items()},
@@ -192,7 +194,7 @@ FIELDS: dict[str, Field] = {
 
 @dataclass(frozen=True)
 class _View:
-    """How a tensor that is written as its memory lies there; strides are in elements."""
+    """The shape and the strides, in elements, of a tensor whose memory is written."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -204,19 +206,19 @@ class _View:
 
 @dataclass(frozen=True, kw_only=True)
 class Dump:
-    """What is known of one step.
+    """The recorded data of one step.
 
     Parameters
     ----------
     problem : Problem
     arrays : mapping of str to array
-        Tensors by the names of :data:`FIELDS`, each of them optional.
+        Tensors by the names of :data:`FIELDS`; each is optional.
     origin : str
-        Where it is from, in the words of who wrote it.
+        A description of the dump's origin by its writer.
     lse_base : {"e", "2"}
-        Base of the logarithm that every lse is meant to be in.
+        The base of the logarithm of every lse.
     products : {"exact", "fast"}
-        As a backend declares them (:class:`~paged_mla_shared.backend.Capabilities`).
+        As in :class:`~paged_mla_shared.backend.Capabilities`.
     """
 
     problem: Problem
@@ -226,12 +228,13 @@ class Dump:
     products: str = "exact"
 
     def check(self) -> None:
-        """Hold every tensor against its field.
+        """Compare every tensor with its field.
 
         Raises
         ------
         InvalidArgument
-            One is of another type or shape, or two do not agree on an axis.
+            A name is unknown, a tensor has another type or shape, or two tensors have different
+            lengths of the same axis.
         """
         _one_of("lse_base", self.lse_base, LSE_BASES)
         _one_of("products", self.products, PRODUCTS)
@@ -247,11 +250,11 @@ class Dump:
         self, name: str, array: NDArray[Any], sizes: dict[str, tuple[str, int]]
     ) -> None:
         if name not in FIELDS:
-            raise InvalidArgument(repr(name), "no field of a dump", ", ".join(FIELDS))
+            raise InvalidArgument(repr(name), "an unknown field", ", ".join(FIELDS))
         shape = FIELDS[name].shape(self.problem)
         if shape is None:
             given = f"a tensor, with {self.problem.cache_format} and mask {self.problem.mask}"
-            raise InvalidArgument(name, given, "none")
+            raise InvalidArgument(name, given, "no tensor")
         dtype = FIELDS[name].numpy_dtype(self.problem)
         if array.dtype != dtype:
             raise InvalidArgument(name, f"dtype {dtype_name(array.dtype)}", dtype_name(dtype))
@@ -265,20 +268,20 @@ class Dump:
                 continue
             letter, less = axis.removesuffix("+1"), int(axis.endswith("+1"))
             if size < less:
-                raise InvalidArgument(name, "no entry", written)
+                raise InvalidArgument(name, "an empty axis", written)
             known, value = sizes.setdefault(letter, (name, size - less))
             if value != size - less:
-                allowed = f"{value}, as {known} has it"
+                allowed = f"{value}, as in {known}"
                 raise InvalidArgument(name, f"{letter} = {size - less}", allowed)
 
 
 def save_dump(dump: Dump, path: Path) -> None:
-    """Write a dump, arrays that are views with what lies between their elements.
+    """Write a dump; arrays that are views are written with the memory between their elements.
 
     Raises
     ------
     InvalidArgument
-        As of :meth:`Dump.check`.
+        As :meth:`Dump.check`.
     """
     dump.check()
     version = max((FIELDS[name].since for name in dump.arrays), default=VERSIONS[0])
@@ -298,7 +301,7 @@ def load_dump(path: Path) -> Dump:
     Raises
     ------
     InvalidArgument
-        The file is no dump of this version, or damaged (:meth:`Dump.check`).
+        The file is not a dump of a known version, or is damaged (:meth:`Dump.check`).
     """
     arrays, texts = read_tensors(path)
     version = texts.pop(_VERSION_KEY, "")
@@ -306,13 +309,13 @@ def load_dump(path: Path) -> Dump:
         allowed = " or ".join(map(repr, VERSIONS))
         raise InvalidArgument(f"{path}: {_VERSION_KEY}", reprlib.repr(version), allowed)
     if "problem" not in texts:
-        raise InvalidArgument(f"{path}: problem", "nothing", "a text: it is required")
+        raise InvalidArgument(f"{path}: problem", "no text", "a text; it is required")
     where = f"{path}: problem"
     problem = build(Problem, parse_object(texts.pop("problem"), where), where)
     views = parse_object(texts.pop("views", "{}"), f"{path}: views")
     for name, view in build(dict[str, _View], views, f"{path}: views").items():
         if name not in arrays or version != VERSIONS[-1]:
-            allowed = f"of a tensor that there is, in a file of version {VERSIONS[-1]}"
+            allowed = f"the name of a tensor of the file, in a file of version {VERSIONS[-1]}"
             raise InvalidArgument(f"{path}: views", reprlib.repr(name), allowed)
         arrays[name] = laid_out(f"{path}: {name}", arrays[name], view.shape, view.strides)
     if unknown := texts.keys() - {"origin", "lse_base", "products"}:

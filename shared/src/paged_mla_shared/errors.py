@@ -1,4 +1,4 @@
-"""The ways in which an implementation says no."""
+"""The exceptions that are raised for invalid or unsupported requests."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from __future__ import annotations
 class InvalidArgument(ValueError):
     """An argument that no implementation can accept.
 
-    Raised before anything is written or launched. The message always names the
-    argument, what was given and what is allowed.
+    It is raised before anything is written or launched. The message always names the
+    argument, its value, and the allowed values.
 
     Parameters
     ----------
     argument : str
-        Field or parameter name, as the caller spells it.
+        The name of the field or parameter, as the caller writes it.
     given : object
-        The offending value, or what is wrong with it.
+        The wrong value, or a description of it.
     allowed : str
-        What would have been accepted.
+        The values that are allowed.
     """
 
     def __init__(self, argument: str, given: object, allowed: str) -> None:
@@ -24,20 +24,20 @@ class InvalidArgument(ValueError):
         super().__init__(f"{argument}: got {given}; allowed: {allowed}")
 
     def inside(self, place: str) -> InvalidArgument:
-        """Return the same error with the file or the line in front that the argument is from."""
+        """Return the same error with `place`, a file or a line, in front of the argument."""
         argument = f"{place}: {self.argument}" if self.argument else place
         return InvalidArgument(argument, self.given, self.allowed)
 
 
 class Unsupported(Exception):
-    """A legal request outside what this implementation declares.
+    """A legal request that the implementation does not declare.
 
-    A backend may raise it only for something its ``Capabilities`` do not list.
+    A backend may raise it only for a request that its ``Capabilities`` do not include.
     """
 
 
 class OutOfMemory(Exception):
-    """A legal request for which the device has too little memory at this time.
+    """A legal request for which the device has too little free memory.
 
-    It is no answer, right or wrong: a test that ends with it was not run.
+    A test that ends with this exception is skipped; it neither passes nor fails.
     """

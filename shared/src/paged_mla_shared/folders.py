@@ -1,4 +1,4 @@
-"""Folders of what commands write."""
+"""Create the folders of output files, and check that files can be written."""
 
 from pathlib import Path
 
@@ -6,26 +6,26 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 def make_folders(*files: Path | None) -> None:
-    """Make the folders that `files` will lie in, where there are none."""
+    """Create the parent folders of `files` that do not exist; ignore ``None``."""
     for file in files:
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def check_files(**files: Path | None) -> None:
-    """Check that files can be written, before the work whose results they are to hold.
+    """Check that output files can be written, before the work starts.
 
-    Their folders are made. A file that is there stays as it is.
+    Missing parent folders are created. Existing files stay unchanged.
 
     Parameters
     ----------
     **files
-        By the names of their options; ``None`` for one that is not given.
+        The files by the names of their options; ``None`` for an option that is not set.
 
     Raises
     ------
     InvalidArgument
-        Names the option, the file and what is wrong.
+        A file cannot be written. The message names the option, the file and the reason.
     """
     for name, file in files.items():
         if file is None:
@@ -39,4 +39,4 @@ def check_files(**files: Path | None) -> None:
                 file.unlink()
         except OSError as error:
             given = f"{file}, which cannot be written: {error.strerror}"
-            raise InvalidArgument(f"--{name}", given, "a place that is writable") from error
+            raise InvalidArgument(f"--{name}", given, "a path that can be written") from error

@@ -1,7 +1,7 @@
-"""Cache formats as declared data: what one cached token is, byte by byte (rule S-11).
+"""Cache formats, declared as data: the bytes of a cached token (rule S-11).
 
-Everything that allocates, transfers or sizes a cache derives it from here, so a
-format that keeps scales beside the cache can never be sized as one that does not.
+All code that allocates, transfers or sizes a cache uses these declarations, so that separate scale
+tensors are never forgotten.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ GROUPS_PER_BLOCK = 4
 
 
 class Widths(Protocol):
-    """Whatever names the two widths of a cached token as model dims do."""
+    """An object that has the two widths of a cached token, such as model dims."""
 
     @property
     def kv_lora_rank(self) -> int:
-        """R."""
+        """The width of the latent, R."""
 
     @property
     def qk_rope_head_dim(self) -> int:
-        """P."""
+        """The width of the rotated key, P."""
 
 
 class ScaleTensor(StrEnum):
-    """Scales kept outside the token rows, in ``SCALE_DTYPE``."""
+    """The scales that are stored outside the token rows, in ``SCALE_DTYPE``."""
 
     NONE = "none"
-    SCALAR = "scalar"  # one for the layer
+    SCALAR = "scalar"  # one scale for the layer
     PER_TOKEN = "per_token"  # [num_blocks, 1, block_size]
-    PER_GROUP = "per_group"  # [num_blocks, 1, 4]: one per block_size / 4 tokens
+    PER_GROUP = "per_group"  # [num_blocks, 1, 4]: one scale per block_size / 4 tokens
 
 
 @dataclass(frozen=True)
 class Field:
-    """One run of equal elements inside a token's row."""
+    """A run of elements of one type inside a token's row."""
 
     name: str
     dtype: str
@@ -49,24 +49,24 @@ class Field:
 
     @property
     def nbytes(self) -> int:
-        """Bytes the run occupies."""
+        """The number of bytes of the run."""
         return self.count * numpy_dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """A cache format: element types of a row, and where its scales live.
+    """A cache format: the element types of a row, and the places of its scales.
 
     Parameters
     ----------
     name : str
-        The name users select it by.
+        The name by which users select it.
     ckv_dtype, k_pe_dtype : str
-        Element types of the latent and of the rotated key.
+        The element types of the latent and of the rotated key.
     inline_scales : int
-        Scales in ``SCALE_DTYPE`` stored in the row, each of an equal share of the latent.
+        The number of scales in ``SCALE_DTYPE`` in the row, each for an equal part of the latent.
     scale_tensor : ScaleTensor
-        Scales kept beside the cache.
+        The scales that are stored in a separate tensor.
     """
 
     name: str
@@ -76,7 +76,7 @@ class CacheFormat:
     scale_tensor: ScaleTensor = ScaleTensor.NONE
 
     def fields(self, widths: Widths) -> tuple[Field, ...]:
-        """Return the runs of a row in storage order: ``ckv``, ``ckv_scale`` if inline, ``k_pe``."""
+        """Return the runs of a row in order: ``ckv``, ``ckv_scale`` if inline, ``k_pe``."""
         parts = [("ckv", self.ckv_dtype, widths.kv_lora_rank)]
         if self.inline_scales:
             parts.append(("ckv_scale", SCALE_DTYPE, self.inline_scales))
@@ -89,26 +89,26 @@ class CacheFormat:
         return tuple(fields)
 
     def token_bytes(self, widths: Widths) -> int:
-        """Return the bytes of one cached token inside the cache tensor."""
+        """Return the number of bytes of one cached token in the cache tensor."""
         return sum(field.nbytes for field in self.fields(widths))
 
     def row(self, widths: Widths) -> tuple[str, int]:
-        """Return a row as a cache tensor has it: element type and count; mixed rows are bytes."""
+        """Return a row's element type and count; a row of several types consists of bytes."""
         fields = self.fields(widths)
         if len({field.dtype for field in fields}) > 1:
             return "uint8", self.token_bytes(widths)
         return self.ckv_dtype, sum(field.count for field in fields)
 
     def block_bytes(self, widths: Widths, block_size: int) -> int:
-        """Return the bytes one block needs in all: its tokens and its share of the scale tensor."""
+        """Return the number of bytes of one block: its tokens and its separate scales."""
         return block_size * self.token_bytes(widths) + self.scale_bytes(block_size)
 
     def scale_bytes(self, block_size: int) -> int:
-        """Return the bytes of one block's share of the scale tensor."""
+        """Return the number of bytes of one block's scales in the scale tensor."""
         return self.scales_per_block(block_size) * numpy_dtype(SCALE_DTYPE).itemsize
 
     def scale_shape(self, num_blocks: int, block_size: int) -> tuple[int, ...] | None:
-        """Return the shape of the scale tensor, ``None`` when there is none."""
+        """Return the shape of the scale tensor; ``None`` if the format has no scale tensor."""
         if self.scale_tensor is ScaleTensor.NONE:
             return None
         if self.scale_tensor is ScaleTensor.SCALAR:
@@ -116,29 +116,29 @@ class CacheFormat:
         return (num_blocks, 1, self.scales_per_block(block_size))
 
     def scales_per_block(self, block_size: int) -> int:
-        """Return G, the scales that belong to one block; 0 where none does."""
+        """Return G, the number of separate scales of one block; 0 if blocks have none."""
         if self.scale_tensor is ScaleTensor.PER_TOKEN:
             return block_size
         return GROUPS_PER_BLOCK if self.scale_tensor is ScaleTensor.PER_GROUP else 0
 
     @property
     def block_size_multiple(self) -> int:
-        """What block sizes are multiples of: the groups of a block are equal."""
+        """The number of which block sizes are multiples, so that scale groups have equal sizes."""
         return GROUPS_PER_BLOCK if self.scale_tensor is ScaleTensor.PER_GROUP else 1
 
     @property
     def couples_tokens(self) -> bool:
-        """True when what a token reads as depends on tokens that were cached before it."""
+        """Whether the value that is read for a token depends on tokens cached before it."""
         return self.scale_tensor is ScaleTensor.PER_GROUP
 
     @property
     def has_own_scales(self) -> bool:
-        """Whether tokens, or parts of a latent, have scales of their own."""
+        """Whether tokens, groups of tokens, or parts of a latent have separate scales."""
         return not (self.is_plain or self.scale_tensor is ScaleTensor.SCALAR)
 
     @property
     def is_plain(self) -> bool:
-        """True when a row is R + P elements of one type with no scale anywhere."""
+        """Whether a row is R + P elements of one type, without any scale."""
         return (
             self.ckv_dtype == self.k_pe_dtype
             and not self.inline_scales
@@ -165,21 +165,22 @@ PLAIN_FORMAT_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32
 
 
 def check_format(cache_format: str | None) -> None:
-    """Refuse a name that is not in ``FORMATS``; ``None`` stands for some plain one.
+    """Check that a name is in ``FORMATS``, or is ``None``, which means a plain format.
 
     Raises
     ------
     InvalidArgument
+        There is no such format.
     """
     if cache_format is not None and cache_format not in FORMATS:
         raise InvalidArgument("cache_format", repr(cache_format), f"one of {', '.join(FORMATS)}")
 
 
 def format_of(dtype: str, cache_format: str | None) -> str:
-    """Return `cache_format`, or the plain format of `dtype` where it is ``None``."""
+    """Return `cache_format`, or the plain format of `dtype` if it is ``None``."""
     return cache_format or PLAIN_FORMAT_OF_DTYPE[dtype]
 
 
 def types_id(dtype: str, cache_format: str | None) -> str:
-    """Return how ids spell an element type and a cache format: "bf16", "bf16-fp8_ds_mla"."""
+    """Return an element type and a cache format as in ids: "bf16", "bf16-fp8_ds_mla"."""
     return "-".join([SHORT_NAMES[dtype], *filter(None, [cache_format])])

@@ -1,8 +1,8 @@
-"""Seeded, hostile inputs: whatever no rule lets an implementation read is poisoned.
+"""Seeded inputs of steps, with poison in all places that no rule allows to be read.
 
-Blocks are shuffled, padded tokens hold NaN, table tails hold addresses that fault or belong
-to others, and views have poisoned gaps. The same case, dims and dtype give the same bits on
-every machine.
+Blocks are shuffled, padded tokens contain NaN, unused table entries contain invalid block ids or
+blocks of other rows, and the gaps of views are poisoned. The same case, dims and dtype give the
+same bits on every machine.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from paged_mla_shared.strides import strided
 
 INT32_MAX = 2**31 - 1
 
-Scale = float | NDArray[np.float64]  # a factor, or one for each number
+Scale = float | NDArray[np.float64]  # one factor, or a factor for each number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step of a case, before any rule has been applied.
+    """One step of a case, before any rule is applied.
 
     Parameters
     ----------
     problem : Problem
     batch : Batch
-        A tree mask is spelled QLEN here, whatever the problem's spelling.
+        Its tree mask is in QLEN layout, independent of the problem's ``mask_spelling``.
     context_ckv : dtype [K, R]
-        Latents cached before the step, row after row, K = sum of context lengths.
+        The latents cached before the step, row after row; K is the sum of context lengths.
     context_k_pe : dtype [K, P]
-        Their keys, already rotated.
+        The rotated keys cached before the step.
     packed_padding : int
     powers_of_two, strided_inputs : bool
-        As of the case.
+        As in the case.
     """
 
     problem: Problem
@@ -68,7 +68,7 @@ def _build_step(
     tokens = live_tokens + case.padded_tokens
     context_ckv, context_k_pe = _contexts(case, problem, rows, rng)
 
-    real = np.zeros(tokens, bool)  # tokens some rule lets one read
+    real = np.zeros(tokens, bool)  # tokens that a rule allows to be read
     real[:live_tokens] = np.repeat([row.seq_len > 0 for row in rows], query_lens)
 
     def laid(values: NDArray[Any]) -> NDArray[Any]:
@@ -121,7 +121,7 @@ def _build_step(
 def normal(
     rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: Scale = 1.0
 ) -> NDArray[Any]:
-    """Return normally distributed numbers, drawn as float32 whatever the type, times `scale`."""
+    """Return normally distributed numbers times `scale`, drawn in float32 for every dtype."""
     values = rng.standard_normal(shape, dtype=np.float32) * np.asarray(scale, np.float32)
     return values.astype(numpy_dtype(dtype))
 
@@ -131,7 +131,7 @@ def _repeat_keys(
     contexts: tuple[NDArray[Any], NDArray[Any]],
     rows: tuple[Row, ...],
 ) -> None:
-    """Give all tokens of a row, cached ones and the step's, those of its first in the step."""
+    """Set the keys of all tokens of a row, also of cached ones, to that of its first new token."""
     own = cached = 0
     for row in rows:
         for new, old in zip(step, contexts, strict=True):
@@ -141,11 +141,11 @@ def _repeat_keys(
 
 
 def put_odd_values(values: NDArray[Any]) -> None:
-    """Put what a conversion would change in most places of `values` [T, width], by its bits."""
+    """Set most places of `values` [T, width] to bit patterns that a conversion would change."""
     whole = bits(values)
     sign = 1 << (8 * values.itemsize - 1)
     infinity = int(bits(np.array([np.inf], values.dtype))[0])
-    odd = [sign, infinity + 1, sign | 1, infinity, infinity + 1 | sign]  # -0.0, signalling NaN, ..
+    odd = [sign, infinity + 1, sign | 1, infinity, infinity + 1 | sign]  # -0.0, signaling NaN, ..
     place = np.add.outer(np.arange(len(values)), np.arange(values.shape[1])) % 7
     for number, pattern in enumerate(odd):
         whole[place == number] = pattern
@@ -154,7 +154,7 @@ def put_odd_values(values: NDArray[Any]) -> None:
 def _magnitudes(
     case: Case, dims: MlaDims, rng: np.random.Generator, tokens: int
 ) -> tuple[Scale, Scale]:
-    """Return the factors on latents and on keys of that many tokens."""
+    """Return the factors of the latents and of the keys of so many tokens."""
     latents: Scale = case.latent_scale
     keys: Scale = case.key_scale
     width = dims.kv_lora_rank // 4
@@ -193,7 +193,7 @@ def _contexts(
 
 
 def _shared_blocks(row: Row, rows: tuple[Row, ...], block_size: int) -> int:
-    """Return how many leading blocks are full of context in both rows."""
+    """Return the number of leading blocks that are full of context in both rows."""
     assert row.shares_prefix_of is not None
     return min(row.context_len, rows[row.shares_prefix_of].context_len) // block_size
 
@@ -236,7 +236,7 @@ def _slots(
     *,
     rng: np.random.Generator,
 ) -> NDArray[np.int64] | None:
-    """Return distinct slots of live blocks in the order of the case, ``None`` if it names none."""
+    """Return distinct slots of live blocks in the case's order; ``None`` without explicit slots."""
     if not case.explicit_slots:
         return None
     mapping = np.full(tokens, -1, np.int64)
@@ -251,7 +251,7 @@ def _slots(
     used = [table[b, :n] for b, n in enumerate(counts)]
     live = np.concatenate([np.zeros(0, np.int64), *used])
     _, first = np.unique(live, return_index=True)
-    live = live[np.sort(first)]  # blocks that rows share, once
+    live = live[np.sort(first)]  # shared blocks only once
     slots = problem.layout.slots(live).ravel()
     if case.slot_order is SlotOrder.NONE:
         return mapping
@@ -270,7 +270,7 @@ def _slots(
 
 
 def _own_slots(blocks: NDArray[np.int32], row: Row, block_size: int) -> NDArray[np.int64]:
-    """Return where a row's table puts the tokens of this step; -1 for those it has no place for."""
+    """Return the slots of a row's new tokens by its table; -1 for tokens without a position."""
     keys = np.arange(row.context_len, row.seq_len)
     slots = np.full(row.query_len, -1, np.int64)
     own = blocks[keys // block_size].astype(np.int64) * block_size + keys % block_size

@@ -1,4 +1,4 @@
-"""A step of one attention layer between its projections: what a whole layer is asked (S-21)."""
+"""The input of a whole attention layer between its projections, for one step (S-21)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from paged_mla_shared.problem import Batch
 
 @dataclass(frozen=True)
 class LayerBatch:
-    """A step, the weights of its heads, and how the work may be done.
+    """A step, the weights of its heads, and parameters that divide the work.
 
     Parameters
     ----------
     step : Batch
-        Its ``q_nope`` is [T, H, N], not absorbed.
+        The step; its ``q_nope`` is [T, H, N], not absorbed.
     kv_b_proj : dtype [H * (N + V), R]
-        Latents to keys without position and to values, head by head.
+        The weights from latents to keys without position and to values, head by head.
     absorbed_rows : int
-        So many leading rows are attended to absorbed, the others over materialized keys: all of
-        them where the mask is not causal. What the answer is does not depend on it.
+        The number of leading rows with absorbed attention; other rows use materialized keys. If
+        the mask is not causal, all rows are absorbed. The output does not depend on this number.
     workspace : int
-        Keys that are materialized at a time, at least ``max_query_tokens``; nor on this.
+        The number of keys that are materialized at a time, at least ``max_query_tokens``. The
+        output does not depend on it.
     """
 
     step: Batch
@@ -35,16 +36,16 @@ class LayerBatch:
 
     @property
     def num_tokens(self) -> int:
-        """T, padded tokens included."""
+        """The number of query tokens, T, including padded tokens."""
         return self.step.num_tokens
 
     @property
     def query_width(self) -> int:
-        """N + P."""
+        """The number of elements of a query, N + P."""
         return self.step.query_width
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Every array, by name."""
+        """All arrays by name, including those of the step."""
         fields = vars(self.step) | {"kv_b_proj": self.kv_b_proj}
         return {name: array for name, array in fields.items() if isinstance(array, np.ndarray)}

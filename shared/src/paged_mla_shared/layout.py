@@ -1,4 +1,4 @@
-"""Where each byte of a paged cache lies, and how a cache travels without its empty blocks."""
+"""The addresses of bytes in a paged cache, and a cache image without unused blocks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paged_mla_shared.formats import SCALE_DTYPE, CacheFormat
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Byte addresses of a paged cache, and what the bytes mean; strides may exceed the rows.
+    """The byte addresses and the meaning of the bytes of a paged cache.
 
-    Token t of block b starts at ``b * block_stride + t * token_stride`` bytes. A block by itself
-    is uint8 [block_bytes]: its ``block_stride`` bytes, then its share of the scale tensor.
-    `scale` is the layer's one scale; formats that keep none ignore it.
+    Token t of block b starts at byte ``b * block_stride + t * token_stride``; strides can be larger
+    than the rows. A single block is uint8 [block_bytes]: its ``block_stride`` bytes, then its
+    scales in the scale tensor. `scale` is the layer's scale; formats without one ignore it.
     """
 
     format: CacheFormat
@@ -33,27 +33,27 @@ class CacheLayout:
 
     @cached_property
     def token_bytes(self) -> int:
-        """Bytes of one token's row."""
+        """The number of bytes of one token's row."""
         return self.format.token_bytes(self.dims)
 
     @property
     def token_stride(self) -> int:
-        """Bytes from one token of a block to the next."""
+        """The number of bytes from one token of a block to the next."""
         return self.token_bytes + self.token_padding
 
     @property
     def block_stride(self) -> int:
-        """Bytes from one block to the next."""
+        """The number of bytes from one block to the next."""
         return self.block_size * self.token_stride + self.block_padding
 
     @property
     def storage_bytes(self) -> int:
-        """Bytes of the cache tensor, padding included."""
+        """The number of bytes of the cache tensor, including padding."""
         return self.num_blocks * self.block_stride
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block by itself: tokens, padding and scales."""
+        """The number of bytes of a single block: tokens, padding and scales."""
         return self.block_stride + self.format.scale_bytes(self.block_size)
 
     def slots(self, block_ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -73,7 +73,7 @@ class CacheLayout:
         return raw.view(numpy_dtype(field.dtype))
 
     def scales(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """View the scales of raw blocks as float32 [n, G]; G is 0 where blocks have none."""
+        """View the scales of raw blocks as float32 [n, G]; G is 0 if blocks have no scales."""
         return blocks[:, self.block_stride :].view(numpy_dtype(SCALE_DTYPE))
 
     def scale_bytes(self, blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -84,7 +84,7 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class CacheImage:
-    """A cache of any size: its live blocks, and the bytes every other place is filled with.
+    """A cache of any size: its live blocks, and the bytes that fill all other blocks.
 
     Parameters
     ----------
@@ -92,11 +92,11 @@ class CacheImage:
     block_ids : int64 [n]
         Distinct ids of the blocks listed in `blocks`.
     blocks : uint8 [n, block_bytes]
-        Their raw bytes, padding included, each with its scales behind it.
+        The raw bytes of these blocks, including padding, each followed by its scales.
     poison : uint8 [k]
-        Pattern that, repeated from byte 0, fills the storage of all other blocks;
-        ``block_stride`` is a multiple of k. Their scales are filled with it too, from the first
-        byte of each block's.
+        The pattern that fills the storage of all other blocks, repeated from byte 0;
+        ``block_stride`` is a multiple of k. It also fills the scales of each of these blocks,
+        from their first byte.
     """
 
     layout: CacheLayout
@@ -106,20 +106,20 @@ class CacheImage:
 
     @classmethod
     def without_blocks(cls, layout: CacheLayout, poison: NDArray[np.uint8]) -> CacheImage:
-        """Return a cache that is filled with `poison`."""
+        """Return a cache in which `poison` fills all blocks."""
         blocks = np.zeros((0, layout.block_bytes), np.uint8)
         return cls(layout, np.zeros(0, np.int64), blocks, poison)
 
     @property
     def poisoned_block(self) -> NDArray[np.uint8]:
-        """Any block that is not listed, uint8 [block_bytes]."""
+        """The bytes of a block that is not listed, uint8 [block_bytes]."""
         stride = self.layout.block_stride
         sizes = stride, self.layout.block_bytes - stride
         longest = np.tile(self.poison, -(-max(sizes) // len(self.poison)))
         return np.concatenate([longest[:size] for size in sizes])
 
     def read(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [m, block_bytes] of any blocks, poisoned ones included."""
+        """Return the raw bytes of any blocks, listed or not, uint8 [m, block_bytes]."""
         if not len(self.block_ids):
             return np.tile(self.poisoned_block, (len(block_ids), 1))
         order = np.argsort(self.block_ids)

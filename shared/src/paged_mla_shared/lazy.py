@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Import the names of a package when they are first used."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """Import a name, and keep it in the package that offers it; for its ``__getattr__``.
+    """Import a name and set it in its package; a package calls this from ``__getattr__``.
 
     Parameters
     ----------
     package : str
-        The package that offers the name; it is imported already.
+        The package that exports the name; it is already imported.
     homes : mapping of str to str
         The module that defines each name.
     name : str
@@ -22,7 +22,7 @@ def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
     Raises
     ------
     AttributeError
-        The package does not offer the name.
+        The package does not export the name.
     """
     home = homes.get(name)
     if home is None:

@@ -1,4 +1,4 @@
-"""The manifest of stored vectors: which arrays a step has, and where they lie."""
+"""The manifest of stored vectors: the arrays of each step, and their places in the files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DTYPES: dict[str, np.dtype[Any]] = NUMPY_DTYPES | _OWN
 
 @dataclass(frozen=True)
 class Listed:
-    """One array: C-contiguous and little-endian from byte `offset` of the vector's file."""
+    """An array, stored C-contiguous and little-endian from byte `offset` of the vector's file."""
 
     name: str
     dtype: str
@@ -34,11 +34,12 @@ class Listed:
     offset: int
 
     def __post_init__(self) -> None:
-        """Refuse arrays that cannot be.
+        """Validate the fields.
 
         Raises
         ------
         InvalidArgument
+            The dtype is unknown, or the shape or the offset is impossible.
         """
         if self.dtype not in _DTYPES:
             raise InvalidArgument("dtype", repr(self.dtype), f"one of {', '.join(_DTYPES)}")
@@ -56,13 +57,13 @@ class Listed:
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One vector: its static problem, and the arrays of its file."""
+    """A vector: its static problem, and the arrays of its file."""
 
     id: str
     why: str
@@ -72,21 +73,22 @@ class Entry:
     arrays: tuple[Listed, ...]
 
     def __post_init__(self) -> None:
-        """Refuse files elsewhere, and arrays that are not those of the problem.
+        """Validate the fields.
 
         Raises
         ------
         InvalidArgument
+            The file is in another folder, or the arrays are not those of the problem.
         """
         if not _PLAIN_NAME.fullmatch(self.file):
-            raise InvalidArgument("file", repr(self.file), "the plain name of a file beside it")
+            raise InvalidArgument("file", repr(self.file), "the name of a file in the same folder")
         for name, words in (("dtype", NUMPY_DTYPES), ("cache_format", FORMATS)):
             word = getattr(self.problem, name)
             if word not in words:
                 raise InvalidArgument(f"problem.{name}", repr(word), f"one of {', '.join(words)}")
         listed = {array.name: array for array in self.arrays}
         if len(listed) < len(self.arrays):
-            raise InvalidArgument("arrays", "one name twice", "every name once")
+            raise InvalidArgument("arrays", "a duplicate name", "each name once")
         expected = _expected(self.problem, listed)
         if missing := expected.keys() - listed.keys() - {"mask", "slot_mapping"}:
             raise InvalidArgument("arrays", f"no {min(missing)}", ", ".join(expected))
@@ -103,7 +105,7 @@ def read_manifest(folder: Path) -> dict[str, Entry]:
     Raises
     ------
     InvalidArgument
-        The manifest cannot be read, is of another format, or lists what cannot be.
+        The manifest cannot be read, has another format, or contains an invalid entry.
     """
     path = folder / "manifest.json"
     document = read_object(path)
@@ -113,14 +115,14 @@ def read_manifest(folder: Path) -> dict[str, Entry]:
     entries = build(tuple[Entry, ...], document.get("vectors"), f"{path}: vectors")
     found = {entry.id: entry for entry in entries}
     if len(found) < len(entries):
-        raise InvalidArgument(f"{path}: vectors", "one id twice", "every id once")
+        raise InvalidArgument(f"{path}: vectors", "a duplicate id", "each id once")
     return found
 
 
 def _expected(
     problem: Problem, listed: dict[str, Listed]
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return dtype and shape of every array, with axes as long as `listed` has them."""
+    """Return the dtype and the shape of every array; `listed` determines the lengths of axes."""
 
     def axis(name: str, number: int = 0) -> int:
         shape = listed[name].shape if name in listed else ()

@@ -1,7 +1,7 @@
-"""What the protocol declares of an operation beside its method of the runner.
+"""Declare operations of the protocol, in addition to their methods of the runner.
 
-Runners that lie around another one, such as the protocol guard and the translation of a profile,
-treat every operation by this declaration, so that a new one needs no method there.
+Runners that wrap another runner, such as the protocol guard and the adapter of a profile, handle
+every operation by its declaration. A new operation needs no method in them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One call of a runner that a backend may declare.
+    """A method of a runner that a backend may declare.
 
     Parameters
     ----------
     name : str
-        Of the method, and its word in ``Capabilities.ops``.
+        The name of the method, and its name in ``Capabilities.ops``.
     takes : type
-        Of the first argument.
+        The type of the first argument.
     returns : type or None
-        Of the result: a dataclass, ``tuple``, or an array's.
+        The type of the result: a dataclass, ``tuple``, or the type of an array.
     arrays : mapping of str to int
-        The arrays of the result, in order, and how many axes each has.
+        The arrays of the result, in order, and the number of axes of each.
     reads_rows : bool
-        Whether the result is of the rows of a step and what the cache holds of them, not of its
-        tokens, and is exact. The call then writes nothing. Profiles leave the lengths of padded
-        rows alone, and the search asks it of every step.
+        Whether the result depends only on the rows of a step and their cached tokens, and is
+        exact. The method then writes nothing. Profiles do not change the lengths of padded rows
+        for it, and the search tests it with every step.
     """
 
     name: str
@@ -59,13 +59,13 @@ def operation(
             arrays=arrays,
             reads_rows=reads_rows,
         )
-        method.operation = declared  # type: ignore[attr-defined] # functions have what one sets
+        method.operation = declared  # type: ignore[attr-defined] # functions accept new attributes
         return method
 
     return declare
 
 
 def operations_of(runner: type) -> dict[str, Operation]:
-    """Return the operations that a protocol declares, by name, in order."""
+    """Return the operations that a protocol declares, by name, in their order."""
     declared = (getattr(method, "operation", None) for method in vars(runner).values())
     return {found.name: found for found in declared if found is not None}

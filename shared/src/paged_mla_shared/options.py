@@ -1,4 +1,4 @@
-"""Options of the project's commands that say no before anything happens."""
+"""Options of the project's commands, which report wrong values before any work starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """Return an argparse type: a whole number, at least `least`."""
+    """Return an argparse type for integers from `least` to 2^63 - 1."""
 
     def parse(text: str) -> int:
         try:
@@ -26,7 +26,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def one_of(allowed: Collection[str]) -> Callable[[str], str]:
-    """Return an argparse type: one of these words."""
+    """Return an argparse type for the words in `allowed`."""
 
     def parse(text: str) -> str:
         if text not in allowed:
@@ -38,31 +38,31 @@ def one_of(allowed: Collection[str]) -> Callable[[str], str]:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser that refuses a wrong command line in one line; ``--help`` shows the usage."""
+    """A parser that reports a wrong command line in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and end the process with status 2."""
+        """Print the error and exit with status 2."""
         self.exit(2, f"{self.prog}: {one_line(message)}\n")
 
 
 def refuse_idle(options: argparse.Namespace, names: Iterable[str], needs: str) -> None:
-    """Refuse options that would have no effect.
+    """Check that options that would have no effect are not set.
 
     Parameters
     ----------
     options : argparse.Namespace
     names : iterable of str
-        Their names in `options`, where they are ``None`` or ``False`` unless given.
+        The names in `options` of options that are ``None`` or ``False`` unless they are set.
     needs : str
-        What they are allowed with.
+        The option or the argument with which they have an effect.
 
     Raises
     ------
     InvalidArgument
-        One of them is given.
+        One of the options is set.
     """
     for name in names:
         value = getattr(options, name)
         if value is not None and value is not False:
             option = "--" + name.replace("_", "-")
-            raise InvalidArgument(option, value, f"only with {needs}, here it has no effect")
+            raise InvalidArgument(option, value, f"only with {needs}; otherwise it has no effect")

@@ -1,4 +1,4 @@
-"""What a cache holds where no rule lets anyone read it (S-9), in any format."""
+"""Fill a cache with poison in places that no rule allows to be read (S-9), in any format."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ HUGE = 1e30
 
 
 def poisoned_image(layout: CacheLayout, block_ids: NDArray[np.int64] | None = None) -> CacheImage:
-    """Return a cache that nobody wrote to yet, with the given blocks live.
+    """Return a cache without any written token, in which `block_ids` are listed.
 
-    A token row of a live block is NaN at even slots and huge at odd ones, in every field; the gaps
-    between rows and the scales repeat a NaN of the latents' type. All other blocks, their scales
-    too, repeat a NaN and a huge element of that type.
+    In a listed block, all fields of a token row are NaN at even slots and huge at odd slots; the
+    gaps between rows, and the scales, repeat a NaN of the latents' type. All other blocks and
+    their scales repeat a NaN and a huge element of that type.
     """
     image = CacheImage.without_blocks(layout, _elements(layout.format.ckv_dtype, 1).view(np.uint8))
     if block_ids is None:
@@ -32,7 +32,7 @@ def poisoned_image(layout: CacheLayout, block_ids: NDArray[np.int64] | None = No
 
 
 def _elements(dtype: str, count: int) -> NDArray[Any]:
-    """Return `count` NaN and then as many huge numbers."""
+    """Return `count` NaNs followed by `count` huge numbers."""
     both = np.empty(2 * count, numpy_dtype(dtype))
     both[:count] = np.nan
     both[count:] = largest_below(dtype, HUGE)

@@ -1,4 +1,4 @@
-"""Seeded inputs of a prefill: what nobody may read is NaN and huge, in turn."""
+"""Seeded inputs of a prefill; elements that must not be read are NaN or huge, alternately."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import cu_seqlens_of
 from paged_mla_shared.strides import strided
 
-SPARE_KEYS = 70  # behind the last row: more than a tile
+SPARE_KEYS = 70  # after the last row: more than a tile
 
 
 def build_prefills(case: PrefillCase, dims: MlaDims, dtype: str) -> list[PrefillBatch]:
-    """Return the steps of `case` at `dims` in element type `dtype`."""
+    """Return the steps of `case` at `dims`, or at the case's own dims, in element type `dtype`."""
     dims = case.problem(dims, dtype).dims
     rng = np.random.default_rng(zlib.crc32(case.id.encode()))
     return [_build(case, dims, dtype, step, rng) for step in range(len(case.steps))]
@@ -44,7 +44,7 @@ def _build(
 
     heads, nope, rope = dims.num_heads, dims.qk_nope_head_dim, dims.qk_rope_head_dim
     q = tensor(asked, heads, nope + rope, scale=case.query_scale)
-    kv = tensor(read, heads, nope + dims.v_head_dim)  # as kv_b_proj makes it
+    kv = tensor(read, heads, nope + dims.v_head_dim)  # as the projection kv_b_proj returns it
     latents = tensor(read, dims.cached_dim)
     parts = {
         "q_nope": q[..., :nope],

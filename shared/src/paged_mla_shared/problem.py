@@ -1,4 +1,4 @@
-"""What is asked: the static problem, one step of it, and its answer."""
+"""The static problem, one step of it, and its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_mla_shared.layout import CacheLayout
 
 
 class Mask(StrEnum):
-    """Which keys a query sees (rule S-4)."""
+    """The rule by which a query sees keys (S-4)."""
 
     CAUSAL = "causal"
     NON_CAUSAL = "non_causal"
@@ -23,17 +23,17 @@ class Mask(StrEnum):
 
 
 class MaskSpelling(StrEnum):
-    """How a tree mask is laid out in memory (rule S-14).
+    """The memory layout of a tree mask (rule S-14).
 
     QLEN
-        bool, flat: for each row its ``[query_len, query_len]`` matrix, row-major,
-        matrices one after the other. No bytes for the context.
+        bool, flat: the ``[query_len, query_len]`` matrices of all rows, row-major, one
+        after the other. The context has no elements.
     FULL
-        bool, flat: for each row its ``[query_len, seq_len]`` matrix. The context
+        bool, flat: the ``[query_len, seq_len]`` matrices of all rows. The context
         columns are true (SGLang ``TreeMaskMode.FULL_MASK``).
     PACKED
-        uint8 ``[T, W]``: bit ``j % 8`` of byte ``j // 8`` of line t says whether the
-        query sees draft node j of its row; ``8 * W >= max_draft_tokens``.
+        uint8 ``[T, W]``: bit ``j % 8`` of byte ``j // 8`` of line t is 1 if query t
+        sees draft node j of its row; ``8 * W >= max_draft_tokens``.
     """
 
     QLEN = "qlen"
@@ -42,7 +42,7 @@ class MaskSpelling(StrEnum):
 
 
 class RopePairing(StrEnum):
-    """Which two elements a rotation mixes (rule S-12)."""
+    """The two elements that a rotation combines (rule S-12)."""
 
     INTERLEAVED = "interleaved"  # (2i, 2i + 1): DeepSeek main attention, GPT-J
     NEOX = "neox"  # (i, i + P / 2): halves
@@ -52,7 +52,7 @@ class RopePairing(StrEnum):
 class Yarn:
     """YaRN context extension (arXiv:2309.00071); names as in DeepSeek's ``rope_scaling``.
 
-    The legal range of each number is that of :func:`~paged_mla_shared.rope.legal_rope`.
+    :func:`~paged_mla_shared.rope.legal_rope` documents the legal range of each number.
     """
 
     factor: float
@@ -65,9 +65,9 @@ class Yarn:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding applied to ``q_pe`` and ``k_pe`` inside the step (rule S-12).
+    """Rotary embedding that the step applies to ``q_pe`` and ``k_pe`` (rule S-12).
 
-    The legal range of each number is that of :func:`~paged_mla_shared.rope.legal_rope`.
+    :func:`~paged_mla_shared.rope.legal_rope` documents the legal range of each number.
     """
 
     pairing: RopePairing
@@ -77,38 +77,38 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Everything that stays fixed while a runner lives.
+    """The values that stay fixed during the life of a runner.
 
     Parameters
     ----------
     dims : MlaDims
     dtype : str
-        Element type of ``q_nope``, ``q_pe``, ``ckv``, ``k_pe`` and ``out``.
+        The element type of ``q_nope``, ``q_pe``, ``ckv``, ``k_pe`` and ``out``.
     cache_format : str
-        Key of :data:`paged_mla_shared.formats.FORMATS`.
+        A key of :data:`paged_mla_shared.formats.FORMATS`.
     cache_scale : float
-        The layer's one scale, a finite float32 > 0. Formats that keep none ignore it (S-11): a
-        layer may carry one whatever its cache.
+        The layer's scale, a finite float32 > 0. Formats without a layer scale ignore it (S-11),
+        because a layer can have a scale with any cache format.
     block_size : int
-        Tokens per cache block, >= 1.
+        The number of tokens of a cache block, >= 1.
     num_blocks : int
-        Blocks of the cache, >= 1.
+        The number of blocks of the cache, >= 1.
     max_rows, max_query_tokens, max_model_len : int
-        Capacities: B and T of any step, and the longest ``seq_len`` (tokens).
+        Capacities: the largest B, T and ``seq_len`` (in tokens) of any step.
     softmax_scale : float
-        Multiplies the logits; finite and > 0. The model's value is
-        ``(N + P) ** -0.5`` times the squared yarn mscale, never ``(R + P) ** -0.5`` (S-5).
+        The factor of the scores, finite and > 0. A model's value is ``(N + P) ** -0.5``
+        times the squared YaRN mscale, never ``(R + P) ** -0.5`` (S-5).
     mask : Mask
     mask_spelling : MaskSpelling
-        Only read when `mask` is ``TREE``.
+        It is only used if `mask` is ``TREE``.
     max_draft_tokens : int
-        Longest ``query_len`` of a tree row; 0 unless `mask` is ``TREE``.
+        The largest ``query_len`` of a tree row; 0 unless `mask` is ``TREE``.
     rope : Rope or None
-        When set, ``q_pe`` and ``k_pe`` of a batch arrive unrotated and the step rotates
-        both at the positions of rule S-3; the cache always holds rotated keys.
+        If it is not ``None``, ``q_pe`` and ``k_pe`` of a batch are not rotated, and the step
+        rotates both by the positions of rule S-3. The cache always contains rotated keys.
     token_padding, block_padding : int
-        Unused bytes after each token row and, on top, after each block. Multiples of
-        the storage element. Models caches that are strided views of a larger pool.
+        The numbers of unused bytes after each token row and, in addition, after each block;
+        multiples of the storage element. They describe caches that are views of a larger pool.
     """
 
     dims: MlaDims
@@ -130,7 +130,7 @@ class Problem:
 
     @property
     def layout(self) -> CacheLayout:
-        """Where each cached byte lies."""
+        """The byte addresses of the cache."""
         return CacheLayout(
             format=FORMATS[self.cache_format],
             dims=self.dims,
@@ -143,12 +143,12 @@ class Problem:
 
 
 def cu_seqlens_of(lens: ArrayLike) -> NDArray[np.int32]:
-    """Return 0 and the prefix sums of lengths [B], int32 [B + 1]: where each row begins."""
+    """Return 0 and the prefix sums of lengths [B], the starts of rows, int32 [B + 1]."""
     return np.append(0, np.cumsum(lens)).astype(np.int32)
 
 
 class Rows(Protocol):
-    """Ragged rows, whatever their queries attend to; see :class:`Batch`."""
+    """Ragged rows of queries, over cached or materialized keys; see :class:`Batch`."""
 
     @property
     def cu_seqlens_q(self) -> NDArray[np.int32]:
@@ -156,49 +156,52 @@ class Rows(Protocol):
 
     @property
     def seq_lens(self) -> NDArray[np.int32]:
-        """Keys of each row, int32 [B]."""
+        """The number of keys of each row, int32 [B]."""
 
     @property
     def num_rows(self) -> int:
-        """B."""
+        """The number of rows, B."""
 
     @property
     def num_tokens(self) -> int:
-        """T, padded queries included."""
+        """The number of queries, T, including padded queries."""
 
     @property
     def query_lens(self) -> NDArray[np.int32]:
-        """Queries of each row, int32 [B]."""
+        """The number of queries of each row, int32 [B]."""
 
     @property
     def query_width(self) -> int:
-        """Elements of a query, whose products with a key a score sums."""
+        """The number of elements of a query; a score sums as many products."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One step. Arrays may be non-contiguous views; implementations take them by strides.
+    """One step. Arrays may be non-contiguous views; implementations must use their strides.
 
     Parameters
     ----------
     cu_seqlens_q : int32 [B + 1]
-        Prefix sums of the rows' query lengths, starting at 0; its last entry is at most T.
-        Tokens at or past ``cu_seqlens_q[-1]`` are padding.
+        Prefix sums of the rows' query lengths, starting at 0; the last entry is at most T.
+        Tokens from ``cu_seqlens_q[-1]`` on are padding.
     seq_lens : int32 [B]
-        Tokens of each row **including** this step's; 0 marks a padded row. Less than the row's
-        query length only where the mask is not causal (S-2).
+        The number of tokens of each row, **including** this step's; 0 for a padded row. It can
+        be less than the row's query length only if the mask is non-causal (S-2).
     block_table : int32 [B, M]
-        Block ids; entries past ``ceil(seq_len / block_size)`` may hold anything (S-9).
+        Block ids; entries from ``ceil(seq_len / block_size)`` on may contain anything (S-9).
     q_nope : dtype [T, H, R]
         Absorbed queries.
     q_pe : dtype [T, H, P]
+        The rotated part of the queries.
     ckv : dtype [T, R]
-        This step's latents, appended before attention.
+        This step's latents, which are appended before attention.
     k_pe : dtype [T, P]
+        This step's rotated keys.
     mask : bool [..] or uint8 [T, W], or None
-        In the problem's spelling; ``None`` unless the problem's mask is ``TREE``.
+        The draft trees in the problem's ``mask_spelling``; ``None`` unless the mask is ``TREE``.
     slot_mapping : int64 [T] or None
-        Where ``append`` writes; ``None`` means the slots of rules S-1 and S-3. -1 skips.
+        The slots that ``append`` writes; -1 for tokens that are not written. ``None`` means the
+        slots of rules S-1 and S-3.
     """
 
     cu_seqlens_q: NDArray[np.int32]
@@ -213,35 +216,35 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """B."""
+        """The number of rows, B."""
         return int(self.seq_lens.shape[0])
 
     @property
     def num_tokens(self) -> int:
-        """T, padded tokens included."""
+        """The number of query tokens, T, including padded tokens."""
         return int(self.q_nope.shape[0])
 
     @property
     def query_lens(self) -> NDArray[np.int32]:
-        """Query tokens of each row, int32 [B]."""
+        """The number of query tokens of each row, int32 [B]."""
         return np.diff(self.cu_seqlens_q).astype(np.int32)
 
     @property
     def query_width(self) -> int:
-        """R + P."""
+        """The number of elements of a query, R + P."""
         return int(self.q_nope.shape[2] + self.q_pe.shape[2])
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a plan derives from lengths and tables.
+    """The positions and slots that a plan derives from lengths and tables.
 
     Parameters
     ----------
     positions : int64 [T]
-        Rule S-3; 0 for padding.
+        The positions of rule S-3; 0 for padding.
     slot_mapping : int64 [T]
-        Rule S-1; -1 for padding.
+        The slots of rule S-1; -1 for padding.
     """
 
     positions: NDArray[np.int64]
@@ -250,14 +253,14 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Output:
-    """An answer, or a partial answer to be merged.
+    """The output of attention, or a partial result to be merged.
 
     Parameters
     ----------
     out : [T, H, R], or [T, H, V] of materialized attention
-        In the problem's dtype for a whole answer, float32 for a partial.
+        In the problem's dtype for a whole output, in float32 for a partial result.
     lse : float32 [T, H]
-        Natural-log sum of exponentials of the scaled scores (S-7).
+        The natural logarithm of the sum of exponentials of the scaled scores (S-7).
     """
 
     out: NDArray[Any]

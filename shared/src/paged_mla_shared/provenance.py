@@ -1,4 +1,4 @@
-"""Where a report's code comes from."""
+"""The commit of the code that wrote a report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def commit_of(source: str) -> str:
-    """Return the commit that a source file stands at, "-dirty" with local changes.
+    """Return the commit of a source file, with "-dirty" appended if there are local changes.
 
     Parameters
     ----------
@@ -18,14 +18,14 @@ def commit_of(source: str) -> str:
     Returns
     -------
     str
-        What ``PAGED_MLA_COMMIT`` says, where it is set; "not in a checkout" for a file that no
-        commit tracks, as in an install inside the checkout of something else.
+        The value of ``PAGED_MLA_COMMIT`` if it is set; "not in a checkout" for a file that no
+        commit tracks, as in an install inside the checkout of another project.
     """
     return os.environ.get("PAGED_MLA_COMMIT") or commit_of_checkout(source)
 
 
 def commit_of_checkout(source: str | Path) -> str:
-    """Return the commit that tracks a file, of whichever project; as :func:`commit_of` spells it.
+    """Return the commit of the checkout, of any project, that tracks a file.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def commit_of_checkout(source: str | Path) -> str:
     Returns
     -------
     str
-        Twelve digits, "-dirty" behind them with local changes; or "not in a checkout".
+        Twelve digits, followed by "-dirty" if there are local changes; or "not in a checkout".
     """
     path = Path(source)
     try:

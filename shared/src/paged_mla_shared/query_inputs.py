@@ -1,4 +1,4 @@
-"""Seeded queries of 8 bits: steps whose queries are uneven and odd, as their latents are."""
+"""Seeded inputs of 8-bit queries, with uneven magnitudes and unusual values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.inputs import build_steps, put_odd_values
 from paged_mla_shared.problem import Batch
 
-FURTHEST = 6  # powers of two from one query's magnitude to 1: those of float16 stay normal
+FURTHEST = 6  # largest power of two of a query's magnitude, so that float16 stays normal
 
 
 def build_queries(case: QueryCase, dims: MlaDims, dtype: str) -> list[Batch]:
-    """Return the steps of `case` at `dims` in element type `dtype`, which need no cache.
+    """Return the steps of `case` at `dims` in element type `dtype`; they need no cache.
 
-    With ``odd_values`` the first head of the first token is zeros.
+    With ``odd_values``, the first head of the first token is all zeros.
     """
     rng = np.random.default_rng(zlib.crc32(f"{case.id} queries".encode()))
     batches = [step.batch for step in build_steps(case, dims, dtype)]

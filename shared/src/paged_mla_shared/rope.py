@@ -1,7 +1,4 @@
-"""Which rotations there are (rule S-12): the legal range of every parameter of a ``Rope``.
-
-Also the magnitude that YaRN gives to angles and to the softmax scale.
-"""
+"""The legal range of every parameter of a ``Rope`` (rule S-12), and YaRN's magnitude."""
 
 from __future__ import annotations
 
@@ -14,26 +11,26 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
 SMALLEST, LARGEST = 2.0**-100, 2.0**100
-"""Of every real parameter. All quotients and logarithms of such numbers are finite in float64, and
+"""The range of every real parameter. In it, all quotients and logarithms are finite in float64, and
 the magnitudes of cosines and sines are normal float32 numbers. Parameters that must be at least 1
-keep every pair at one radian per position or less, so that float64 tells far angles apart."""
+keep every pair at one radian per position or less, so that float64 can resolve distant angles."""
 
 
 def legal_rope(rope: object) -> Rope:
-    """Return a rotation whose parameters are Python's own numbers, each in its range.
+    """Validate a rope; return it with all parameters converted to Python numbers.
 
     Parameters
     ----------
     rope : Rope
-        ``pairing`` a ``RopePairing``; ``theta`` in 1..2^100, and above 1 with yarn. Of yarn:
-        ``factor`` in 1..2^100; ``beta_slow`` and ``beta_fast`` in 2^-100..2^100, ``beta_fast`` no
-        less than ``beta_slow``; ``original_max_position`` an integer in 1..2^53; ``mscale`` and
-        ``mscale_all_dim`` 0, or in 2^-100..2^100.
+        ``pairing`` is a ``RopePairing``; ``theta`` is in 1..2^100, and above 1 with yarn. In yarn,
+        ``factor`` is in 1..2^100; ``beta_slow`` and ``beta_fast`` are in 2^-100..2^100, and
+        ``beta_fast`` is at least ``beta_slow``; ``original_max_position`` is an integer in
+        1..2^53; ``mscale`` and ``mscale_all_dim`` are 0, or in 2^-100..2^100.
 
     Raises
     ------
     InvalidArgument
-        Names the parameter, as ``rope.yarn.factor``.
+        A parameter is not in its range. The message names it, for example ``rope.yarn.factor``.
     """
     if not isinstance(rope, Rope):
         raise InvalidArgument("rope", repr(rope), "a Rope, or None")
@@ -47,7 +44,7 @@ def legal_rope(rope: object) -> Rope:
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """Return YaRN's magnitude for a context that is `factor` times as long; `mscale` 0 gives 1."""
+    """Return YaRN's magnitude for a context that is `factor` times as long, 1 if `mscale` is 0."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

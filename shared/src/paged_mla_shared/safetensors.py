@@ -1,12 +1,12 @@
-"""Files of named tensors in the safetensors format, which anybody may hand in.
+"""Read and write files of named tensors in the safetensors format; files are untrusted.
 
 A file is the length of its header (8 bytes, little-endian), the header, one JSON object, and the
-bytes of the tensors, C-contiguous, little-endian, one after the other without a gap::
+bytes of the tensors, C-contiguous and little-endian, without gaps between them::
 
     {"__metadata__": {"key": "text"}, "name": {"dtype": "BF16", "shape": [2, 3],
      "data_offsets": [0, 12]}}
 
-The library of that name does not hand bfloat16 and e4m3 to NumPy, nor texts of a file in memory.
+The safetensors library cannot load bfloat16 and e4m3 into NumPy, nor return the texts of a file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class _Tensor:
-    """What a header says of one tensor."""
+    """The header's entry for one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class _Tensor:
         begin, end = self.data_offsets
         if self.nbytes != end - begin:
             given = f"{end - begin} bytes"
-            raise InvalidArgument("data_offsets", given, f"{self.nbytes} bytes, as its shape says")
+            raise InvalidArgument("data_offsets", given, f"{self.nbytes} bytes, as for its shape")
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -77,12 +77,12 @@ class _Tensor:
 def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return the tensors of a file, and its texts.
 
-    Nothing is allocated before the header fits the file.
+    Memory for tensors is allocated only after the header was compared with the file's size.
 
     Raises
     ------
     InvalidArgument
-        It is no such file, is damaged, or has a type that this project does not know.
+        The file is not a safetensors file, is damaged, or has an unknown element type.
     """
     check_file(path)
     size = path.stat().st_size
@@ -100,12 +100,12 @@ def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
 
 
 def write_tensors(path: Path, arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, str]) -> None:
-    """Write tensors of any strides, and texts.
+    """Write tensors with any strides, and texts.
 
     Raises
     ------
     InvalidArgument
-        A tensor is of a type that the format or this project does not know.
+        A tensor has an unknown element type.
     """
     names = {dtype: name for name, dtype in _DTYPES.items()}
     header: dict[str, Any] = {_METADATA: dict(texts)}
@@ -121,7 +121,7 @@ def write_tensors(path: Path, arrays: Mapping[str, NDArray[Any]], texts: Mapping
             "data_offsets": (begin, end),
         }
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _LENGTH_BYTES)  # so that the first tensor is aligned
+    text += b" " * (-len(text) % _LENGTH_BYTES)  # aligns the first tensor
     with path.open("wb") as file:
         file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
         for array in arrays.values():
@@ -129,7 +129,7 @@ def write_tensors(path: Path, arrays: Mapping[str, NDArray[Any]], texts: Mapping
 
 
 def _read_header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
-    """Return the header and where the bytes of tensors begin."""
+    """Return the header, and the offset at which the bytes of tensors begin."""
     start = file.read(_LENGTH_BYTES)
     if len(start) < _LENGTH_BYTES:
         allowed = f"a safetensors file, of at least {_LENGTH_BYTES} bytes"
@@ -137,8 +137,8 @@ def _read_header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any]
     length = int.from_bytes(start, "little")
     most = min(size - _LENGTH_BYTES, LARGEST_HEADER)
     if length > most:
-        given = f"a header of {length} bytes, which is what the first {_LENGTH_BYTES} bytes say"
-        allowed = f"a safetensors file, with a header of at most {most} bytes where it is so long"
+        given = f"first {_LENGTH_BYTES} bytes that specify a header of {length} bytes"
+        allowed = f"a safetensors file with a header of at most {most} bytes for this size"
         raise InvalidArgument(str(path), given, allowed)
     try:
         text = file.read(length).decode()
@@ -148,7 +148,7 @@ def _read_header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any]
 
 
 def _check_offsets(path: Path, tensors: dict[str, _Tensor], size: int) -> None:
-    """Refuse gaps, overlaps and what lies outside the file."""
+    """Check that tensors have no gaps and overlaps, and end at the end of the file."""
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
         if tensor.data_offsets[0] != end:
@@ -156,4 +156,4 @@ def _check_offsets(path: Path, tensors: dict[str, _Tensor], size: int) -> None:
             raise InvalidArgument(f"{path}: {name!r}", given, f"from byte {end}, without a gap")
         end = tensor.data_offsets[1]
     if end != size:
-        raise InvalidArgument(str(path), f"{size} bytes behind its header", f"{end}, as it says")
+        raise InvalidArgument(str(path), f"{size} bytes of tensors", f"{end}, as in the header")

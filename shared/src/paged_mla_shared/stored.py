@@ -1,6 +1,6 @@
-"""Stored vectors: small whole steps as bit patterns, for implementations in any language.
+"""Read stored vectors: small steps as bit patterns, for implementations in any language.
 
-The format is described in ``vectors/README.md``; this module is its NumPy reader.
+``vectors/README.md`` describes the format.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).with_name("vectors")
 
 @dataclass(frozen=True)
 class Vector:
-    """One step with its exact answer.
+    """One step with its exact results.
 
     Parameters
     ----------
@@ -34,10 +34,13 @@ class Vector:
         The cache before and after the append.
     metadata : Metadata
     out : float64 [T, H, R]
+        The exact output.
     lse : float64 [T, H]
+        The exact lse.
     out_budget : float64 [T]
-        Largest allowed |out - exact| of each token.
+        The largest allowed |out - exact| of each token.
     lse_budget : float64 [T, H]
+        The largest allowed |lse - exact|.
     """
 
     id: str
@@ -63,7 +66,7 @@ def load_vector(vector_id: str, folder: Path = FOLDER) -> Vector:
     Raises
     ------
     InvalidArgument
-        There is none of that id, or manifest or file are not what they should be.
+        There is no vector with this id, or the manifest or the file is invalid.
     """
     entries = read_manifest(folder)
     if vector_id not in entries:
@@ -93,7 +96,7 @@ def stored_arrays(entry: Entry, folder: Path = FOLDER) -> dict[str, NDArray[Any]
     Raises
     ------
     InvalidArgument
-        The file cannot be read, or is too short for an array.
+        The file cannot be read, or is too short for one of its arrays.
     """
     path = folder / entry.file
     data = read_bytes(path)

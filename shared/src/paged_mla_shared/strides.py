@@ -1,4 +1,7 @@
-"""Arrays with what lies between their elements: what a reader finds that takes them for dense."""
+"""Strided arrays together with the memory between their elements.
+
+This memory is what a reader finds if it ignores strides.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,23 @@ from numpy.typing import NDArray
 from paged_mla_shared.errors import InvalidArgument
 
 MOST_AXES = 8
-SHAPES = "lengths of less than 2^63 bytes, but for those of 0"  # as NumPy has them
-MOST_GAPS = 64  # times the elements that an array may be spread over
+SHAPES = "a shape of less than 2^63 bytes, not counting lengths of 0"  # as in NumPy
+MOST_GAPS = 64  # largest ratio of an array's memory to its elements
 
 
 def is_shape(shape: Sequence[int], itemsize: int) -> bool:
-    """Return whether the lengths are those of an array, be it an empty one (``SHAPES``)."""
+    """Return whether an array can have this shape, empty arrays included (``SHAPES``)."""
     return math.prod(max(size, 1) for size in shape) * itemsize < 2**63
 
 
 def strided(values: NDArray[Any]) -> NDArray[Any]:
-    """Return an equal view inside a larger array whose gaps hold poison.
+    """Return an equal view of a larger array whose gaps contain poison.
 
-    The last axis of numbers keeps stride 1, as kernels that load vectors need; what is read one by
-    one (lengths, a block table, slots, a mask) is strided along every axis.
+    The last axis of floating-point arrays with several axes keeps stride 1, which kernels with
+    vector loads need. Arrays of one axis, and of integers, are strided along every axis.
     """
     whole = values.dtype.kind in "iu"
-    poison = np.iinfo(values.dtype).max if whole else np.nan  # which is true, as a bool
+    poison = np.iinfo(values.dtype).max if whole else np.nan  # NaN is true as a bool
     if values.ndim == 1:
         wide = np.full(2 * len(values), poison, values.dtype)
         view = wide[::2]
@@ -45,9 +48,10 @@ def strided(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def memory_of(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the memory from the first element to the last, [n].
+    """Return the memory from the first element of an array to the last, [n].
 
-    An array whose elements overlap, run backwards or lie very far apart is made dense first.
+    An array whose elements overlap, have negative strides or are very far apart is copied to a
+    contiguous array first.
     """
     steps = [stride // array.itemsize for stride in array.strides]
     length = _span(array.shape, steps)
@@ -58,7 +62,7 @@ def memory_of(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_spread(array: NDArray[Any]) -> bool:
-    """Return whether :func:`memory_of` has more, or in another order, than a dense array's."""
+    """Return whether :func:`memory_of` differs from that of a contiguous array."""
     return not array.flags.c_contiguous and np.shares_memory(memory_of(array), array)
 
 
@@ -70,13 +74,14 @@ def laid_out(
     Raises
     ------
     InvalidArgument
-        It reaches out of the memory, or has more elements than it; the message calls it `name`.
+        Shape and strides do not fit each other, or the view exceeds the memory or has more
+        elements than it. The message contains `name`.
     """
     if max(len(shape), len(strides)) > MOST_AXES:
         raise InvalidArgument(name, f"{max(len(shape), len(strides))} axes", f"at most {MOST_AXES}")
     given = f"shape {list(shape)}, strides {list(strides)}"
     if memory.ndim != 1 or len(shape) != len(strides) or min((*shape, *strides), default=0) < 0:
-        raise InvalidArgument(name, given, "as many of both, none below 0, of a tensor of one axis")
+        raise InvalidArgument(name, given, "as many lengths as strides, all >= 0, of flat memory")
     if not is_shape(shape, memory.itemsize):
         raise InvalidArgument(name, given, SHAPES)
     if max(math.prod(shape), _span(shape, strides)) > len(memory):
@@ -86,7 +91,7 @@ def laid_out(
 
 
 def copied(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy that is as spread as the array, over the same numbers."""
+    """Return a copy with the same strides and the same memory between the elements."""
     if not is_spread(array):
         return array.copy()
     steps = [stride // array.itemsize for stride in array.strides]
@@ -94,7 +99,7 @@ def copied(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _span(shape: Sequence[int], steps: Sequence[int]) -> int:
-    """Return how many elements there are from the first to the last."""
+    """Return the number of elements of memory from the first element to the last."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))

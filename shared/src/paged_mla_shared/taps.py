@@ -1,4 +1,4 @@
-"""Values that a kernel went through for one query and head, as a file.
+"""A file of a kernel's intermediate values for one query token and head.
 
 A file is one of :mod:`paged_mla_shared.safetensors`; its texts are ``paged_mla_taps`` (the
 version), ``token`` and ``head``.
@@ -34,25 +34,27 @@ _FORMS: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Taps:
-    """What a kernel made of one query token and head.
+    """A kernel's intermediate values and output for one query token and head.
 
     Parameters
     ----------
     token, head : int
     keys : int64 [K]
-        Those that it saw, in the order in which it did.
+        The keys that it saw, in the order in which it read them.
     scores : float32 [K]
-        Scaled.
+        The scaled score of each key.
     spans : int64 [S, 2]
-        First and last key of each part of the work.
+        The first and the last key of each part of the work.
     highest, total : float32 [S]
-        Largest score of a part, and sum of ``exp(score - highest)``.
+        The largest score of each part, and the sum of ``exp(score - highest)``.
     part_lse : float32 [S]
-        In nats.
+        The lse of each part, in nats.
     part_out : float32 [S, R]
+        The output of each part.
     lse : float32 []
-        In nats, of all parts.
+        The lse over all parts, in nats.
     out : float32 [R]
+        The output over all parts.
     """
 
     token: int
@@ -69,19 +71,19 @@ class Taps:
 
 
 def save_taps(taps: Taps, path: Path) -> None:
-    """Write them."""
+    """Write taps to a file."""
     arrays = {name: getattr(taps, name) for name in _FORMS}
     texts = {_VERSION_KEY: VERSION, "token": str(taps.token), "head": str(taps.head)}
     write_tensors(path, arrays, texts)
 
 
 def load_taps(path: Path) -> Taps:
-    """Read them.
+    """Read taps from a file.
 
     Raises
     ------
     InvalidArgument
-        The file holds none of this version, or is damaged.
+        The file contains no taps of this version, or is damaged.
     """
     arrays, texts = read_tensors(path)
     if (version := texts.get(_VERSION_KEY)) != VERSION:

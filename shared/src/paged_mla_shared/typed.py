@@ -1,4 +1,4 @@
-"""Plain values, as JSON has them, made into dataclasses; what does not fit is named by place."""
+"""Convert JSON values to dataclasses; errors name the place of a wrong value."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paged_mla_shared.errors import InvalidArgument
 _PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
     NoneType: ("null", (NoneType,)),
     bool: ("true or false", (bool,)),
-    int: ("an integer of 64 bits", (int,)),
+    int: ("a 64-bit integer", (int,)),
     float: ("a number", (int, float)),
     str: ("a string", (str,)),
 }
 
 
 def build(kind: Any, value: Any, where: str) -> Any:
-    """Return `value` as a `kind`: what ``dataclasses.asdict`` does, backwards.
+    """Convert `value` to the type `kind`: the inverse of ``dataclasses.asdict``.
 
     Parameters
     ----------
@@ -30,14 +30,14 @@ def build(kind: Any, value: Any, where: str) -> Any:
         A dataclass, ``StrEnum``, ``None``, ``bool``, ``int``, ``float`` or ``str``; a ``tuple`` or
         ``dict`` or union of those; or ``Any``.
     value : Any
-        Of types that JSON has. A ``bool`` is no number.
+        A value of types that JSON has. A ``bool`` does not count as a number.
     where : str
-        The file it is from: errors begin with it.
+        The file of the value; error messages begin with it.
 
     Raises
     ------
     InvalidArgument
-        A field is unknown or missing, or a value is of another type or refused by its dataclass.
+        A field is unknown or missing, a value has another type, or its dataclass rejects it.
     """
     try:
         return _build(kind, value)
@@ -69,7 +69,7 @@ def _plain(kind: Any, value: Any) -> Any:
     if type(value) not in types or (type(value) is int and not -(2**63) <= value < 2**63):
         raise InvalidArgument("", reprlib.repr(value), allowed)
     if kind is str and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-        raise InvalidArgument("", ascii(value[:30]), "a string without half characters")
+        raise InvalidArgument("", ascii(value[:30]), "a string without unpaired surrogates")
     return float(value) if kind is float else value
 
 
@@ -119,7 +119,7 @@ def _record(kind: Any, value: Any) -> Any:
         raise InvalidArgument("", given, ", ".join(hints))
     for field in fields(kind):
         if field.name not in value and field.default is MISSING:
-            raise InvalidArgument(field.name, "nothing", "a value: it is required")
+            raise InvalidArgument(field.name, "no value", "a value; the field is required")
     return kind(**{name: _at(name, _build, hints[name], item) for name, item in value.items()})
 
 

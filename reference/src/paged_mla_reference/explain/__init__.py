@@ -1,1 +1,1 @@
-"""Explaining a dump: the first rule that breaks, where, and which known bug breaks it so."""
+"""Explain a dump: find the first broken rule, its place, and the known bugs that match it."""

@@ -26,8 +26,8 @@ from paged_mla_shared.options import OneLineParser, refuse_idle, whole
 from paged_mla_shared.taps import load_taps
 
 _ABOUT = """\
-Computes the right answer of a recorded step, names the first rule that the recorded answer breaks,
-and the known bugs that give just these numbers. The exit status is 1 where a rule is broken.
+Computes the right output of a recorded step. Prints the first rule that the recorded output breaks,
+and the known bugs that produce the same numbers. The exit status is 1 if a rule is broken.
 """
 _EXAMPLE = "example: paged-mla explain step.safetensors --html out/step.html"
 _PICTURES = ("html", "png")
@@ -35,7 +35,7 @@ _TRACE = ("token", "head", "splits")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Explain dumps; return 0 where no rule is broken, 1 where one is, 2 for a wrong file."""
+    """Explain dumps; return 0 if no rule is broken, 1 if a rule is, 2 for invalid arguments."""
     options = _parser().parse_args(arguments)
     try:
         text, status = explain_file(options)
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="+",
         metavar="DUMP",
-        help="a file of shared/docs/dump.md; several are explained together, as of one bug",
+        help="a dump (shared/docs/dump.md); several dumps are explained together, as one bug",
     )
     parser.add_argument("--json", action="store_true", help="print the explanation as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures")
@@ -62,10 +62,14 @@ def _parser() -> argparse.ArgumentParser:
         "--token",
         type=whole(0),
         metavar="T",
-        help="print how the right answer of a token comes about",
+        help="print the intermediate values of a token's right output",
     )
-    parser.add_argument("--head", type=whole(0), metavar="H", help="of --token (default: 0)")
-    parser.add_argument("--splits", type=whole(1), metavar="N", help="of --token (default: 1)")
+    parser.add_argument(
+        "--head", type=whole(0), metavar="H", help="with --token: the head (default: 0)"
+    )
+    parser.add_argument(
+        "--splits", type=whole(1), metavar="N", help="with --token: splits of its keys (default: 1)"
+    )
     parser.add_argument(
         "--taps",
         type=Path,
@@ -76,12 +80,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def explain_file(options: argparse.Namespace) -> tuple[str, int]:
-    """Explain dumps; return what to print, and 1 where a rule is broken.
+    """Explain dumps; return the text to print, and 1 if a rule is broken, otherwise 0.
 
     Raises
     ------
     InvalidArgument
-        A file is no dump or cannot be written, or an option has no effect beside the others.
+        A file is no valid dump or cannot be written, or an option has no effect with the other
+        options.
     """
     if len(options.dumps) > 1:
         refuse_idle(options, (*_PICTURES, *_TRACE, "taps"), "one dump")
@@ -139,7 +144,7 @@ def _explain_together(options: argparse.Namespace) -> tuple[str, int]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Put a file in front of what is wrong with what it holds."""
+    """Add the file's path to errors about its contents."""
     try:
         yield
     except InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""What is said of a dump: findings in order, and the fault that explains the first broken rule."""
+"""Explain a dump: its findings in order, and the faults that explain the first broken rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paged_mla_shared.dump import Dump
 
 VERSION = 1
 _SHOWN = 5  # hypotheses
-_NOTHING = "Nothing fits: no known fault, and no single fault that was tried."
+_NOTHING = "No hypothesis fits: neither a known fault nor a single fault that was tried."
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Explanation:
     ----------
     found : Examination
     fits : list of Fit
-        The best first.
+        Hypotheses that explain some of the errors, the best first.
     """
 
     found: Examination
@@ -41,41 +41,41 @@ class Explanation:
 
     @property
     def best(self) -> list[Fit]:
-        """The hypotheses that explain all, as well as the first one does; empty if none does."""
+        """The hypotheses that explain all errors as well as the first; empty if none does."""
         return [f for f in self.fits if f.fits and f.explains == self.fits[0].explains]
 
     @property
     def verdict(self) -> str:
-        """What is broken, in one sentence."""
+        """The first broken rule and its place, in one sentence; or that no rule is broken."""
         first = self.found.first
         if first is not None:
             return f"{first.rule} is broken in {first.what}: {first.detail}"
         undecided = [f.what for f in self.found.findings if f.state is State.UNDECIDED]
         if not undecided:
             return "No rule is broken."
-        return f"No rule is broken, as far as the dump says; not decided: {', '.join(undecided)}."
+        return f"No rule is broken in what the dump contains; undecided: {', '.join(undecided)}."
 
     @property
     def cause(self) -> str:
-        """What explains it, in a sentence; "" where nothing is broken."""
+        """The hypothesis that explains the errors, in words; "" if no rule is broken."""
         first = self.found.first
         if first is None:
             return ""
         if not can_be_tried(self.found, first.stage):
-            return "The dump has too little to try what would explain it."
+            return "The dump lacks the fields that are needed to try hypotheses."
         if self.best:
             names = [fit.hypothesis.name for fit in self.best[1:]]
-            others = f" So says of this dump: {', '.join(names[:_SHOWN])}." if names else ""
+            others = f" Equally good for this dump: {', '.join(names[:_SHOWN])}." if names else ""
             return f"{_matches(self.best[0])}: {told(self.best[0].hypothesis)}{others}"
         if self.fits:
             nearest = self.fits[0]
             share = 1 - nearest.residual.wrong / max(nearest.residual.was, 1)
             name = nearest.hypothesis.name
-            return f"{_NOTHING} The nearest, {name}, explains {share:.0%} of what is wrong."
+            return f"{_NOTHING} The nearest hypothesis, {name}, explains {share:.0%} of the errors."
         return _NOTHING
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data; ``version`` tells its form."""
+        """Return the explanation as plain data; ``version`` is the version of its format."""
         problem = self.found.step.dump.problem
         return {
             "version": VERSION,
@@ -91,12 +91,12 @@ class Explanation:
 
 
 def explain(dump: Dump) -> Explanation:
-    """Check a dump, and look for what explains the first rule that it breaks.
+    """Check a dump, and search for hypotheses that explain the first rule that it breaks.
 
     Raises
     ------
     InvalidArgument
-        It is no dump of a problem that the rules allow.
+        The rules do not allow the dump's problem, or its fields contradict each other.
     """
     found = examine(Step.of(dump))
     return Explanation(found, rank(found))
@@ -104,19 +104,19 @@ def explain(dump: Dump) -> Explanation:
 
 def _matches(fit: Fit) -> str:
     if fit.residual.largest:
-        return f"Matches your output to {fit.residual.largest:.1g}"
+        return f"Matches your output to within {fit.residual.largest:.1g}"
     return "Matches every bit"
 
 
 def told(hypothesis: Hypothesis) -> str:
-    """Return a hypothesis in words, with its reports."""
+    """Return a hypothesis in words, with the reports of it."""
     parts = [hypothesis.name]
     if hypothesis.known:
         parts.append(f" ({hypothesis.what.rstrip('.')})")
     if hypothesis.citations:
-        parts.append(f", as in {', '.join(hypothesis.citations)}")
+        parts.append(f", reported in {', '.join(hypothesis.citations)}")
     elif hypothesis.akin:
-        parts.append(f", akin to {', '.join(hypothesis.akin)}")
+        parts.append(f", similar to {', '.join(hypothesis.akin)}")
     return "".join(parts) + "."
 
 

@@ -1,7 +1,7 @@
-"""Several dumps of one bug explained together: a cause must fit all of them.
+"""Explain several dumps of one bug together: a cause must fit all of them.
 
-What predicts the same of one step seldom does so of another. Single faults name rows and keys of
-one step: they are searched for in each dump alone, and do not count here.
+Two faults that predict the same output of one step seldom do so for another step. Single faults
+name rows and keys of one step. They are searched for in each dump separately and are not used here.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ _SHOWN = 5  # hypotheses
 
 @dataclass(frozen=True)
 class SharedFit:
-    """A known fault against several dumps.
+    """A known fault compared with several dumps.
 
     Parameters
     ----------
     hypothesis : Hypothesis
     left : tuple of float
-        The share of what is wrong that stays wrong, of each dump, from 0 to 1. In a dump without a
-        fault, 1 if the fault would have made one.
+        For each dump, the share of its errors that the fault does not explain, from 0 to 1. For a
+        dump without errors, 1 if the fault would have caused an error, otherwise 0.
     rms : float
-        Root mean square of the differences in the dumps that it fits, in budgets.
+        The root mean square, over the dumps that it fits, of the differences relative to their
+        budgets.
     """
 
     hypothesis: Hypothesis
@@ -44,12 +45,12 @@ class SharedFit:
 
     @property
     def explains(self) -> tuple[float, ...]:
-        """What stays wrong, and how far off; the same for what predicts the same."""
+        """The unexplained share of errors, and the rms; equal for equal predictions."""
         return (round(sum(self.left), 6), round(self.rms, 3))
 
     @property
     def order(self) -> tuple[float, ...]:
-        """Sort key, as that of one dump's fits."""
+        """The sort key, as for the fits of one dump (:func:`order_of`)."""
         return order_of(self.hypothesis, *self.explains)
 
 
@@ -60,7 +61,7 @@ class JointExplanation:
     Parameters
     ----------
     explanations : list of Explanation
-        Of each dump alone.
+        The explanation of each dump alone.
     fits : list of SharedFit
         Known faults, the best first.
     """
@@ -70,32 +71,35 @@ class JointExplanation:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a rule is broken in any of them."""
+        """Whether a rule is broken in any of the dumps."""
         return any(explanation.is_broken for explanation in self.explanations)
 
     @property
     def best(self) -> list[SharedFit]:
-        """The faults that fit all dumps, as well as the first one does; empty if none does."""
+        """The faults that fit all dumps as well as the first one; empty if none does."""
         return [f for f in self.fits if f.fits and f.explains == self.fits[0].explains]
 
     @property
     def cause(self) -> str:
-        """What explains all of them, in a sentence; "" where nothing is broken."""
+        """The fault that explains all dumps, in words; "" if no rule is broken in any."""
         count = len(self.explanations)
         if not self.is_broken:
             return ""
         if self.best:
             names = [fit.hypothesis.name for fit in self.best[1:]]
-            others = f" So says of all: {', '.join(names[:_SHOWN])}." if names else ""
+            others = f" Equally good for all: {', '.join(names[:_SHOWN])}." if names else ""
             return f"Matches all {count} dumps: {told(self.best[0].hypothesis)}{others}"
         if self.fits:
             nearest = self.fits[0]
             name, fitted = nearest.hypothesis.name, nearest.left.count(0.0)
-            return f"Nothing known fits all {count} dumps. The nearest, {name}, fits {fitted}."
-        return f"Nothing known fits any of the {count} dumps."
+            return (
+                f"No known fault fits all {count} dumps. "
+                f"The nearest fault, {name}, fits {fitted} of them."
+            )
+        return f"No known fault fits any of the {count} dumps."
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data; ``version`` tells its form."""
+        """Return the explanation as plain data; ``version`` is the version of its format."""
         return {
             "version": VERSION,
             "broken": self.is_broken,
@@ -109,7 +113,7 @@ class JointExplanation:
 
 
 def explain_jointly(explanations: Sequence[Explanation]) -> JointExplanation:
-    """Look for what explains dumps that are explained already."""
+    """Search for the known faults that explain all of several dumps, from their explanations."""
     each = [{f.hypothesis.name: f for f in e.fits if f.hypothesis.known} for e in explanations]
     known = {name: fit.hypothesis for fits in each for name, fit in fits.items()}
     shared = [
@@ -123,7 +127,7 @@ def _shared(
     hypothesis: Hypothesis, explanations: Sequence[Explanation], fits: Sequence[Fit | None]
 ) -> SharedFit:
     left = [_left(e, fit) for e, fit in zip(explanations, fits, strict=True)]
-    if not any(left):  # steps that went well take time: only what fits all others is tried on them
+    if not any(left):  # dumps without errors are slow, so only faults that fit all others run here
         left = [float(not e.is_broken and harms(e.found, hypothesis)) for e in explanations]
     squares = [f.residual.rms**2 for f in fits if f is not None and f.fits]
     rms = math.sqrt(sum(squares) / max(len(squares), 1))
@@ -131,7 +135,7 @@ def _shared(
 
 
 def _left(explanation: Explanation, fit: Fit | None) -> float:
-    """Return the share of what is wrong in a dump that a hypothesis leaves unexplained."""
+    """Return the share of a dump's errors that a hypothesis does not explain, from 0 to 1."""
     if not explanation.is_broken:
         return 0.0
     if fit is None:

@@ -1,9 +1,9 @@
-"""The catalogue of faults: known ways of being wrong, each as data and one small change.
+"""The catalog of faults: known bugs, each described by data and one small change.
 
-``CATALOGUE`` has every fault by its name. A fault of the kernel, as a backend, shows that a suite
-can fail; in an explanation it predicts what a dump would hold if it were the cause. A fault of a
-runner wraps a right runner. A fault of an engine makes the simulated engine wrong.
-:class:`~paged_mla_reference.faults.fault.Kind` documents what the change of each kind takes.
+``CATALOGUE`` contains every fault by its name. A fault of a kernel, run as a backend, shows that
+the suite detects it; an explanation uses it to predict the contents of a dump. A fault of a runner
+wraps a right runner. A fault of an engine makes the simulated engine wrong.
+:class:`~paged_mla_reference.faults.fault.Kind` documents the arguments of each kind of change.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ CATALOGUE: dict[str, Fault] = faults_of(
 )
 
 IN_16_BITS = frozenset(name for name, fault in CATALOGUE.items() if "S-22" in fault.rules)
-"""Names of faults that show in element types of 16 bits alone: weights are rounded there."""
+"""Names of the faults that show only in 16-bit element types, where weights are rounded."""
 
 
 def of_kind(kind: Kind) -> dict[str, Fault]:

@@ -1,4 +1,4 @@
-"""What a fault is: a known way of being wrong, as data and one small change."""
+"""The type of a fault: a known bug, described by data and one small change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """What a fault changes."""
+    """The object that a fault changes."""
 
     KERNEL = "kernel"
     """The change takes an :class:`~paged_mla_reference.oracle.Oracle` and returns a wrong one."""
@@ -23,18 +23,18 @@ class Kind(StrEnum):
 
 
 class Shows(StrEnum):
-    """Where a fault shows."""
+    """The place where a fault can be observed."""
 
     ANSWERS = "answers"
-    """In what legal steps and schedules answer or write, or in bad input that is accepted."""
+    """In the results and writes of legal steps and schedules, or in accepting bad input."""
     ILLEGAL_STEPS = "illegal steps"
-    """Only on steps that no rule allows, in a runner that does not check them."""
+    """Only in steps that no rule allows, in a runner that does not check its input."""
     AUDIT = "audit"
-    """In the audit of the simulator; the suite has no mutant of it."""
+    """In the audit of the simulator; the suite has no mutant with this fault."""
 
 
 class FaultClass(StrEnum):
-    """What goes wrong, in the words in which bugs are reported."""
+    """The class of a fault, in the words of bug reports."""
 
     OFFSET = "32-bit offset"
     STRIDE = "stride assumption"
@@ -71,25 +71,25 @@ class FaultClass(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """One way of being wrong.
+    """A known bug.
 
     Parameters
     ----------
     name : str
-        In the field's words, as a person types it.
+        The id of the fault, as a user types it.
     kind : Kind
-        What it changes. It decides what ``change`` takes.
+        The object that it changes, which determines the arguments of `change`.
     fault_class : FaultClass
     rules : tuple of str
-        Ids of the rules it breaks, and of those by which it shows.
+        The ids of the rules that it breaks, and of the rules by which it is detected.
     citations : tuple of str
-        Reports of it, ``project#number`` or ``project@commit``; empty when none is known.
+        Reports of this bug, as :func:`~paged_mla_reference.faults.reports.link` accepts them.
     akin : tuple of str
-        Reports of something close to it.
+        Reports of similar bugs.
     what : str
-        What it does.
+        A sentence that describes the wrong behavior.
     change : callable
-        Makes the right thing wrong.
+        Makes a right object wrong.
     shows : Shows
     """
 
@@ -105,7 +105,7 @@ class Fault:
 
 
 Declare = Callable[[Callable[..., Any]], Fault]
-"""Makes a function or class the change of a fault, named and described as it is."""
+"""A decorator: makes a function or class the change of a fault with its name and docstring."""
 
 
 def kernel_fault(
@@ -122,10 +122,10 @@ def kernel_fault(
     fault_class : FaultClass
     *rules : str
     cites, akin : str
-        Citations, separated by spaces: of it, and of something close to it.
+        Citations of this bug, and of similar bugs, separated by spaces.
     through : callable or None
-        Takes the right oracle and the decorated function, and returns the wrong oracle. ``None``:
-        the decorated function takes the right oracle and returns the wrong one by itself.
+        Takes the right oracle and the decorated function, and returns the wrong oracle. If it is
+        ``None``, the decorated function takes the right oracle and returns the wrong one.
     """
     declare = _declare(Kind.KERNEL, fault_class, rules, (cites, akin), Shows.ANSWERS)
     if through is None:
@@ -186,12 +186,12 @@ def _declare(
 
 
 def faults_of(modules: Iterable[ModuleType]) -> dict[str, Fault]:
-    """Return every fault that `modules` define, by name, in the order of their definition.
+    """Return all faults that `modules` define, by name, in the order of their definitions.
 
     Raises
     ------
     ValueError
-        Two faults have one name.
+        Two faults have the same name.
     """
     found: dict[str, Fault] = {}
     for module in modules:
@@ -199,6 +199,6 @@ def faults_of(modules: Iterable[ModuleType]) -> dict[str, Fault]:
             if not isinstance(value, Fault):
                 continue
             if value.name in found:
-                raise ValueError(f"two faults are called {value.name}")
+                raise ValueError(f"two faults have the name {value.name!r}")
             found[value.name] = value
     return found

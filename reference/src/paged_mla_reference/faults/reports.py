@@ -1,4 +1,4 @@
-"""Where a fault was reported: short names of projects, and links."""
+"""Reports of faults: the short names of projects, and links to their reports."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ PROJECTS = {
     "vllm-tt-plugin": "tenstorrent/vllm-tt-plugin",
     "xllm": "xLLM-AI/xllm",
 }
-"""GitHub repository of each project that a fault cites."""
+"""The GitHub repository of each project that a fault cites, by its short name."""
 
 _NUMBER = re.compile(r"(?P<project>[\w./-]+)#(?P<number>[1-9]\d*)")
 _PLACE = re.compile(r"(?P<project>[\w./-]+)@(?P<place>[\w-]+)")
@@ -82,22 +82,22 @@ _COMMIT = re.compile(r"[0-9a-f]{6,40}")
 
 
 def link(citation: str) -> str:
-    """Return where a citation leads.
+    """Return the URL of a citation.
 
     Parameters
     ----------
     citation : str
-        ``project#number``, an issue or a pull request, which share their numbers;
-        ``project@commit``; or ``project@word``, something found by that word in the project.
+        ``project#number`` for an issue or a pull request, which share one numbering;
+        ``project@commit``; or ``project@word``, a search for that word in the project.
 
     Raises
     ------
     ValueError
-        It has another form, or its project is none of :data:`PROJECTS`.
+        The citation has another form, or its project is not in :data:`PROJECTS`.
     """
     found = _NUMBER.fullmatch(citation) or _PLACE.fullmatch(citation)
     if found is None or found["project"] not in PROJECTS:
-        raise ValueError(f"no citation of a known project: {citation!r}")
+        raise ValueError(f"citation {citation!r} does not name a project of PROJECTS")
     repository = f"https://github.com/{PROJECTS[found['project']]}"
     if "#" in citation:
         return f"{repository}/issues/{found['number']}"

@@ -1,4 +1,4 @@
-"""The literal case table: one module per group, one line per situation."""
+"""The literal table of cases: one module per group, one entry per case."""
 
 from __future__ import annotations
 
@@ -73,13 +73,14 @@ CASES: dict[str, tuple[Case, ...]] = {
     PREFILL: PREFILLS,
     BOUNDED: ILLEGALS,
 }
-"""Those of :data:`GROUPS`, which are legal steps over a cache, those that need none, and others."""
+"""All cases but merges: those of :data:`GROUPS`, which are legal steps over a cache, and those
+without a cache and of illegal steps."""
 
 PRODUCTION: dict[str, Mapping[str, float]] = {
     **{module.GROUP: module.PRODUCTION for module in (*_STEPS, queries, prefill, bounded)},
     "merge": merge.PRODUCTION,
 }
-"""What production is known to need of each group: its cases reach these sizes."""
+"""The sizes that production is known to need, by group; the cases of the group reach them."""
 
 __all__ = [
     "CASES",

@@ -1,4 +1,4 @@
-"""Rows that the suite puts beside others, in any order, and alone: they keep their bits (S-20)."""
+"""Cases of batch invariance: a row's bits do not depend on order or other rows (S-20)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,28 @@ _rows = in_group(GROUP, "S-20", padded_tokens=2, features=(GROUP,))
 CASES = (
     _rows(
         "decode",
-        "one row is much longer: shares of the work end elsewhere without it",
+        "one row is much longer, so that without it the work is divided differently",
         (Row(200, 1), Row(33, 1), Row(0, 1), Row(900, 1)),
         num_heads=16,
     ),
     _rows(
         "decode-wide", "a token fills several query tiles", (Row(600, 1), Row(90, 1)), num_heads=128
     ),
-    _rows("chunks", "continued chunks, ragged", (Row(90, 10), Row(0, 3), Row(560, 6)), num_heads=6),
+    _rows(
+        "chunks",
+        "continued chunks of different lengths",
+        (Row(90, 10), Row(0, 3), Row(560, 6)),
+        num_heads=6,
+    ),
     _rows(
         "mixed",
-        "chunks beside decode rows, which have fewer query tiles",
+        "chunks together with decode rows, which have fewer query tiles",
         (Row(260, 1), Row(330, 9), Row(600, 1)),
         num_heads=8,
     ),
     _rows(
         "fewer-tokens-than-rows",
-        "a row of several queries where the capacities look like decode",
+        "a row of several queries in a step with fewer tokens than rows",
         (Row(200, 3), Row(60, 1), *(Row(0, 0) for _ in range(6))),
         num_heads=16,
     ),
@@ -51,14 +56,14 @@ CASES = (
     ),
     _rows(
         "non-causal",
-        "queries that see all of their row",
+        "queries that see their whole row",
         (Row(90, 3), Row(400, 5)),
         num_heads=8,
         mask=Mask.NON_CAUSAL,
     ),
     _rows(
         "non-causal-short",
-        "rows of fewer keys than queries",
+        "rows with fewer keys than queries",
         (Row(3, 5), Row(400, 5), Row(64, 66), Row(1, 3)),
         num_heads=8,
         mask=Mask.NON_CAUSAL,

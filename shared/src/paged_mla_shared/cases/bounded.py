@@ -1,4 +1,4 @@
-"""Steps that no rule allows, beside rows that one does: nothing outside a row's own is touched."""
+"""Cases of illegal steps: a kernel accesses only memory of the legal rows."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ MOST, LEAST = 2**31 - 1, -(2**31)
 
 @dataclass(frozen=True, kw_only=True)
 class IllegalCase(Case):
-    """A legal case, and what is then changed in its metadata.
+    """A legal case, and the changes that make its metadata illegal.
 
     Parameters
     ----------
     starts : tuple of (int, int)
-        Entries of ``cu_seqlens_q``, and what they hold.
+        Indices of ``cu_seqlens_q``, and their new values.
     lengths : tuple of (int, int)
-        Rows, and what ``seq_lens`` holds for them. A mask spelled FULL has as many columns.
+        Rows, and their new values in ``seq_lens``. A FULL mask has as many columns.
     blocks : tuple of (int, int, int or None)
-        Rows, blocks among those that a row uses (-1 is the last one), and the id in the table;
-        ``None`` is the first one that the cache does not have.
+        Rows, indices among the blocks that a row uses (-1 is the last), and the new ids in the
+        table; ``None`` is the first id after the cache.
     slots : tuple of (int, int or None)
-        Tokens, and the slots they name; ``None`` is the first one that the cache does not have.
+        Tokens, and their new slots; ``None`` is the first slot after the cache.
     columns : int or None
-        Columns of the table that are left.
+        The number of columns of the table that are kept.
     elements : int or None
-        Elements of the mask that are left; negative: how many are not.
+        The number of elements of the mask that are kept, or, if negative, that are removed.
     """
 
     starts: tuple[tuple[int, int], ...] = ()
@@ -59,13 +59,13 @@ def _illegal(name: str, why: str, rows: tuple[Row, ...] = _ROWS, **more: Any) ->
     )
 
 
-_SHORT = "a causal row of fewer keys than queries, whose first positions lie in front of its table"
+_SHORT = "a causal row with fewer keys than queries, whose first positions are negative"
 _LENGTH = "a length that no row can have"
-_LONG = "a length for which the table has no blocks, but others' behind the row"
-_STARTS = "tokens that lie in no step, or in two rows"
+_LONG = "a length for which the row has no blocks in the table"
+_STARTS = "tokens that are outside the step, or in two rows"
 _BLOCK = "a block that the cache does not have"
-_SLOT = "a named slot that the cache does not have"
-_TREE = "draft trees that no mask has"
+_SLOT = "a slot of slot_mapping that the cache does not have"
+_TREE = "draft trees that do not fit their mask"
 
 CASES = (
     *(
@@ -112,7 +112,7 @@ CASES = (
     *(
         _illegal(
             f"table-of-width-{width}",
-            "blocks of rows for which the table has no column",
+            "rows with more blocks than the table has columns",
             columns=width,
         )
         for width in (0, 1)

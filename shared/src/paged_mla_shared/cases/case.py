@@ -1,4 +1,4 @@
-"""What a case is: literal rows, the hazards around them, and why it exists."""
+"""The type of a case: literal rows, the hazards around them, and the reason for the case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from paged_mla_shared.problem import Mask, MaskSpelling, Problem, Rope
 
 @dataclass(frozen=True)
 class Row:
-    """One request of a step: tokens in all, tokens of this step, and whose prefix it shares."""
+    """One row of a step.
+
+    Parameters
+    ----------
+    seq_len : int
+        All tokens of the row, including this step's.
+    query_len : int
+        Tokens of this step.
+    shares_prefix_of : int or None
+        The earlier row whose context blocks the row shares.
+    """
 
     seq_len: int
     query_len: int
@@ -23,12 +33,12 @@ class Row:
 
     @property
     def context_len(self) -> int:
-        """Tokens cached before the step (S-2); 0 for a row with no more keys than queries."""
+        """The number of tokens cached before the step (S-2); 0 with no more keys than queries."""
         return max(self.seq_len - self.query_len, 0)
 
 
 class TableTail(StrEnum):
-    """What stands in block-table entries that no rule lets anyone use (S-9)."""
+    """The contents of block table entries that no rule allows to be used (S-9)."""
 
     INT32_MAX = "int32_max"
     MINUS_ONE = "minus_one"
@@ -37,94 +47,99 @@ class TableTail(StrEnum):
 
 
 class SlotOrder(StrEnum):
-    """In which order a step names its slots."""
+    """The order of the slots in a step's ``slot_mapping``."""
 
-    SHUFFLED = "shuffled"  # any slots of live blocks, every third token without one
-    SWAPPED = "swapped"  # the first slots in order, but for two in the middle
-    DESCENDING = "descending"  # the last slots first, no token without one
-    NONE = "none"  # no token has one
-    TABLE = "table"  # every token's own one, as the block table gives it
-    PERMUTED = "permuted"  # the same slots, each that of any token
+    SHUFFLED = "shuffled"  # any slots of live blocks; every third token has no slot
+    SWAPPED = "swapped"  # the first slots in order, except that two in the middle are swapped
+    DESCENDING = "descending"  # the last slots first; every token has a slot
+    NONE = "none"  # no token has a slot
+    TABLE = "table"  # every token's own slot, as derived from the block table
+    PERMUTED = "permuted"  # the same slots in random order
 
 
 class Tree(StrEnum):
-    """Shape of each row's draft tree."""
+    """The shape of each row's draft tree."""
 
     RANDOM = "random"
     CHAIN = "chain"
-    STAR = "star"  # every node a child of the first
-    FOREST = "forest"  # several roots: not even the first node is everybody's ancestor
+    STAR = "star"  # every node is a child of the first node
+    FOREST = "forest"  # several roots: the first node is not an ancestor of all other nodes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A named situation, free of dtype and model dims, which a run supplies.
+    """A named situation, without the dtype and the model dims, which a run supplies.
 
     Parameters
     ----------
     group, name : str
-        Together the stable id; never reused for another situation.
+        Together the stable id, which is never reused for another situation.
     why : str
-        What breaks when an implementation fails it.
+        The situation that the case covers, or the property that it checks.
     rules : tuple of str
-        Ids of the rules it exercises.
+        The ids of the rules that it tests.
     rows : tuple of Row
     then : tuple of tuple of Row
-        Further steps on the same runner, each with fresh blocks and contents.
+        The rows of further steps on the same runner, each with new blocks and contents.
     num_heads : int or None
-        ``None`` takes the run's model dims as they are.
+        ``None`` uses the number of heads of the run's model dims.
     cache_format : str or None
-        ``None`` takes the plain format of the run's dtype.
+        ``None`` uses the plain format of the run's dtype.
     padded_tokens : int
-        Tokens past ``cu_seqlens_q[-1]``.
+        The number of tokens after ``cu_seqlens_q[-1]``.
     query_scale : float
-        Factor on the queries; large values make scores of thousands.
+        A factor of the queries; large values give scores of thousands.
     softmax_scale : float or None
         ``None`` means ``(N + P) ** -0.5``.
     table_tail : TableTail
     table_width : int
-        Extra columns past the longest row.
+        The number of additional columns after the longest row's blocks.
     token_padding, block_padding : int
-        Elements of the latents, not bytes, between tokens and between blocks of the cache.
+        The numbers of latent elements, not bytes, between tokens and between blocks of the cache.
     explicit_slots : bool
-        The step names its slots, in `slot_order`.
+        Whether the step has a ``slot_mapping``, in `slot_order`.
     packed_padding : int
-        Bytes of each line of a packed mask past those that its nodes need, full of ones.
+        The number of additional bytes of each line of a packed mask, in which all bits are 1.
     strided_inputs : bool
-        Every array arrives as a strided view of a poisoned one.
+        Whether every array is a strided view of a poisoned array.
     cache_elements, cache_blocks : int
-        Lower bounds on the cache's size; live blocks are placed at its top.
+        Lower bounds of the cache's size. If one is above 0, live blocks are at the cache's end.
     spare : int
-        Capacities of the problem are this many times what the steps need, as an engine's are.
+        The ratio of the problem's capacities to the sizes of the steps.
     latent_scale, key_scale : float
-        Factors on the latents and on the keys, cached ones and the step's.
+        Factors of the latents and of the rotated keys, both cached and of the step.
     quarters : tuple of float
-        Factors on the four quarters of every latent; none: 1 each.
+        Factors of the four quarters of every latent; if empty, all are 1.
     uneven : bool
-        Each quarter of a latent, and each key, is of a magnitude of its own, 2^-4 to 2^4 times.
+        Whether each quarter of a latent, and each key, has its own random factor, from 2^-4 to
+        2^4.
     token_scales : tuple of float
-        Factors on the latents and keys of tokens, in turn, cached ones and the step's; none: 1
-        each.
+        Factors of the latents and keys of tokens, repeated over the tokens, both cached and of
+        the step; if empty, all are 1.
     coarse : bool
-        Latents and keys have the 8 bits of bfloat16 in any type: more lie halfway between codes.
+        Whether latents and keys are rounded to bfloat16, so that more of them are halfway between
+        two codes.
     cache_scale : float
-        The layer's one scale, whether the format keeps one or not.
+        The layer's scale, also for formats that have no layer scale.
     powers_of_two : bool
-        Scales that are cached before the step are rounded up to powers of two.
+        Whether scales that are cached before the step are rounded up to powers of two.
     equal_keys : bool
-        All tokens of a row have the same latent and key.
+        Whether all tokens of a row have the same latent and key.
     odd_values : bool
-        The step's latents and keys hold -0.0, signalling NaN, infinities and subnormals.
+        Whether the step's latents and keys contain -0.0, signaling NaN, infinities and subnormal
+        numbers.
     features : tuple of str
-        Capabilities needed beyond what the problem itself implies.
+        Required capabilities that the problem does not imply.
     is_large : bool
-        Of production's size: an interpreter, to which that is minutes, is not asked.
+        Whether the case has production's size. An interpreter, which would need minutes, does not
+        run it.
     is_slow : bool
-        Of many rows or keys: an interpreter needs five seconds or more, and is not asked. Other
-        cases ask it the same of fewer, and ``decode-300-rows`` asks it more rows than 256.
+        Whether the case has so many rows or keys that an interpreter needs five seconds or more
+        and does not run it. Smaller cases test the same with an interpreter, and
+        ``decode-300-rows`` tests more than 256 rows.
     fixed : tuple of {"num_heads", "block_size"}
-        What the case is about. A backend that does not declare another of these is asked the
-        case with the nearest that it does declare.
+        The values that the case is about. Other values are replaced by the nearest ones that a
+        backend declares.
     """
 
     group: str
@@ -171,27 +186,27 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The name a person types."""
+        """The id that a user types."""
         return f"{self.group}-{self.name}"
 
     @property
     def steps(self) -> tuple[tuple[Row, ...], ...]:
-        """Rows of every step, in order."""
+        """The rows of every step, in order."""
         return (self.rows, *self.then)
 
     @property
     def placed_high(self) -> bool:
-        """Whether live blocks are at the top of a cache that is larger than the steps need."""
+        """Whether live blocks are at the end of a cache that is larger than the steps need."""
         return self.cache_elements > 0 or self.cache_blocks > 0
 
     @property
     def max_query_len(self) -> int:
-        """Longest query of any row."""
+        """The largest number of query tokens of a row."""
         return max((row.query_len for step in self.steps for row in step), default=0)
 
     @property
     def required_features(self) -> tuple[str, ...]:
-        """Every feature a backend must declare to be asked this case."""
+        """The features that a backend must declare to run this case, sorted."""
         rows = [row for step in self.steps for row in step]
         found = set(self.features)
         if self.padded_tokens or any(r.seq_len == 0 or r.query_len == 0 for r in rows):
@@ -244,7 +259,7 @@ class Case:
         )
 
     def dtype_id(self, dtype: str) -> str:
-        """Return the case id for one element type and the cache format, as test ids show it."""
+        """Return the case id with an element type and the cache format, as in test ids."""
         return f"{self.id}-{types_id(dtype, self.cache_format)}"
 
     def _blocks(self, row: Row) -> int:
@@ -258,17 +273,17 @@ def _query_tokens(rows: tuple[Row, ...]) -> int:
 def in_group(
     group: str, *rules: str, rows: tuple[Row, ...] | None = None, **fields: Any
 ) -> Callable[..., Case]:
-    """Return a function that makes the cases of a group: from a name, why, rows and more fields.
+    """Return a function that creates the cases of a group from name, why, rows and other fields.
 
     Parameters
     ----------
     group : str
     rules : str
-        Ids of the rules that every case of the group exercises.
+        The ids of the rules that every case of the group tests.
     rows : tuple of Row or None
-        Those of a case that names none; ``None`` if every case names its own.
+        The default rows of a case; ``None`` if every case has its own rows.
     fields
-        Of :class:`Case`, for cases that do not name them.
+        The defaults of other fields of :class:`Case`.
     """
     usual = rows
 

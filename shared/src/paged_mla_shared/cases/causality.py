@@ -1,4 +1,4 @@
-"""Rows on which later tokens are changed: earlier answers keep their bits (S-4)."""
+"""Cases of causality: changing later tokens must not change earlier outputs (S-4)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,18 @@ def _causal(name: str, why: str, rows: tuple[Row, ...], num_heads: int) -> Case:
 
 
 CASES = (
-    _causal("prompt", "a prompt sees nothing of its future", (Row(64, 64),), 4),
-    _causal("chunks", "continued chunks, ragged", (Row(90, 20), Row(130, 7), Row(33, 33)), 6),
-    _causal("600-queries", "a long chunk behind a context", (Row(1700, 600),), 1),
-    _causal("drafts", "a rejected draft leaves the accepted ones", (Row(68, 5), Row(130, 4)), 16),
+    _causal("prompt", "queries of a prompt do not see later tokens", (Row(64, 64),), 4),
+    _causal(
+        "chunks",
+        "continued chunks of different lengths",
+        (Row(90, 20), Row(130, 7), Row(33, 33)),
+        6,
+    ),
+    _causal("600-queries", "a long chunk after a context", (Row(1700, 600),), 1),
+    _causal(
+        "drafts",
+        "a rejected draft token does not change accepted tokens",
+        (Row(68, 5), Row(130, 4)),
+        16,
+    ),
 )

@@ -1,4 +1,4 @@
-"""One query token per row: every head count, block size and length edge."""
+"""Cases with one query token per row: all head counts, block sizes and edges of lengths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK_SIZES = (1, 16, 32, 64, 128, 256)
 
 
 def block_edges(block_size: int) -> tuple[int, ...]:
-    """Return the lengths on, before and after the first two block edges."""
+    """Return 1, and the lengths at, before and after the first two block edges."""
     edges = {1} | {k * block_size + d for k in (1, 2) for d in (-1, 0, 1)}
     return tuple(sorted(n for n in edges if n > 0))
 
@@ -48,7 +48,7 @@ CASES = (
     *(
         _decode(
             f"h{h}",
-            "head counts that are no tile multiple",
+            "head counts that are not multiples of a tile",
             (1, 64, 65, 130),
             num_heads=h,
             fixed=("num_heads",),
@@ -68,7 +68,7 @@ CASES = (
     *(
         _decode(
             f"sweep-bs{bs}",
-            "every length up to two blocks and one",
+            "all lengths up to two blocks and one token",
             tuple(range(1, 2 * bs + 2)),
             num_heads=2,
             block_size=bs,
@@ -76,11 +76,13 @@ CASES = (
         )
         for bs in (16, 64)
     ),
-    _decode("b1-long", "one row spread over many programs", (2000,)),
+    _decode("b1-long", "one row that many programs share", (2000,)),
     _decode(
-        "one-long-many-short", "split counts follow each row's own length", (1500, 1, 2, 3, 1, 64)
+        "one-long-many-short",
+        "the number of splits depends on each row's own length",
+        (1500, 1, 2, 3, 1, 64),
     ),
-    _decode("h128-2k", "many heads over many tiles", (2100, 70), num_heads=128),
+    _decode("h128-2k", "many heads and many key tiles", (2100, 70), num_heads=128),
     _decode("b33", "more rows than a power of two", tuple(3 + 5 * i for i in range(33))),
     _decode(
         "scores-large",
@@ -90,14 +92,14 @@ CASES = (
     ),
     _decode(
         "scores-past-a-sentinel",
-        "a row whose scores all lie below -5e4 is no masked row",
+        "a row whose scores are all below -5e4 is not a masked row",
         (1, 1, 2, 63, 200),
         query_scale=1e4,
         softmax_scale=1.0,
     ),
     _decode(
         "scores-below-zero",
-        "heads that see a few keys, all of them with scores far below 0",
+        "heads that see a few keys, all with scores far below 0",
         (2, 2, 3, 2, 3),
         num_heads=16,
         query_scale=5.0,
@@ -105,14 +107,14 @@ CASES = (
     _decode("scores-tiny", "nearly equal weights", (1, 63, 200), query_scale=1e-3),
     _decode(
         "softmax-scale",
-        "a scale that no kernel would choose by itself",
+        "a softmax scale that no kernel has as its default",
         (1, 65, 130),
         softmax_scale=0.3,
     ),
     *(
         _decode(
             f"bs{bs}",
-            "block sizes that are no power of two",
+            "block sizes that are not powers of two",
             (*block_edges(bs), 5 * bs + 1),
             num_heads=3,
             block_size=bs,
@@ -122,7 +124,7 @@ CASES = (
     *(
         _decode(
             f"bs{bs}",
-            "blocks as large as engines make them for models that have other layers too",
+            "block sizes that engines use for hybrid models",
             (1, 300, bs - 1, bs + 1),
             num_heads=3,
             block_size=bs,
@@ -132,7 +134,7 @@ CASES = (
     *(
         _decode(
             f"latents-{scale:g}",
-            "values far from 1 in either direction",
+            "latents far smaller or larger than 1",
             (1, 65, 130),
             num_heads=3,
             query_scale=1 / scale,
@@ -141,12 +143,12 @@ CASES = (
         for scale in (1e-2, 200.0)
     ),
     _decode(
-        "spare-capacity", "an instance far larger than its step", (1, 65, 700), num_heads=8, spare=9
+        "spare-capacity", "capacities far larger than the step", (1, 65, 700), num_heads=8, spare=9
     ),
     *(
         _decode(
             f"softmax-scale-{scale:g}",
-            "the scale is used as it is given, however small or large",
+            "the softmax scale is used as given, also if it is very small or large",
             (1, 65, 130),
             num_heads=3,
             query_scale=0.1 / scale,
@@ -156,36 +158,36 @@ CASES = (
     ),
     _decode(
         "33k-keys",
-        "a few keys weigh nearly all, far behind others, beside a short row",
+        "a few late keys with nearly all the weight, and a short row",
         (33001, 5),
         num_heads=1,
         query_scale=8,
     ),
     _decode(
         "33k-keys-h16",
-        "a long context in every format, beside a short one",
+        "a long context in every format, and a short context",
         (33001, 700),
         num_heads=16,
         is_large=True,
     ),
     _decode(
         "bs1-66k-keys",
-        "a row of more blocks than 16 bits count, one token in each, beside a short one",
+        "a row of more than 2^16 blocks of one token, and a short row",
         (66000, 700),
         num_heads=1,
         block_size=1,
         is_slow=True,
     ),
-    _decode("2500-keys", "a row past 2048 keys, beside a short one", (2500, 5), num_heads=1),
+    _decode("2500-keys", "a row of more than 2048 keys, and a short row", (2500, 5), num_heads=1),
     _decode(
         "300-rows",
-        "rows past 255, and more than 16384 pairs of token and head",
+        "more than 256 rows, and more than 16384 pairs of token and head",
         tuple(1 + (7 * i) % 97 for i in range(300)),
         num_heads=64,
     ),
     _decode(
         "tiles-1-to-16",
-        "rows of one to sixteen key tiles, at, before and after each edge",
+        "rows that end at, before and after each edge of 16 key tiles",
         tuple(64 * k + d for k in range(1, 17) for d in (-1, 0, 1)),
         num_heads=1,
     ),

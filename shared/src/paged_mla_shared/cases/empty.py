@@ -1,4 +1,4 @@
-"""Rows and tokens that stand for nothing (S-2, S-6)."""
+"""Cases of padded rows and tokens, and of rows without queries (S-2, S-6)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ CASES = (
     _empty("many-tokens", "a padded row with several tokens", (Row(0, 5), Row(70, 2), Row(0, 3))),
     _empty(
         "no-queries",
-        "rows that hold keys but ask nothing",
+        "rows with keys but without queries",
         (Row(65, 0), Row(65, 1), Row(200, 0), Row(7, 2)),
     ),
-    _empty("no-query-anywhere", "rows, but no token", (Row(65, 0), Row(1, 0))),
-    _empty("no-rows", "no row and no token", ()),
-    _empty("only-padded-tokens", "no row, only padded tokens", (), padded_tokens=4),
+    _empty("no-query-anywhere", "rows without tokens", (Row(65, 0), Row(1, 0))),
+    _empty("no-rows", "a step without rows and tokens", ()),
+    _empty("only-padded-tokens", "padded tokens without any row", (), padded_tokens=4),
     _empty(
-        "padded-tokens", "more tokens than the rows own", (Row(65, 1), Row(3, 2)), padded_tokens=6
+        "padded-tokens",
+        "more tokens in the step than in its rows",
+        (Row(65, 1), Row(3, 2)),
+        padded_tokens=6,
     ),
     *(
         _empty(
             f"h{h}-bs{bs}",
-            "padded rows and tokens under other heads, over other blocks",
+            "padded rows and tokens with other head counts and block sizes",
             (Row(0, 2), Row(2 * bs + 1, 3), Row(0, 0), Row(5, 5), Row(0, 1)),
             padded_tokens=3,
             num_heads=h,
@@ -40,7 +43,7 @@ CASES = (
     ),
     _empty(
         "300-rows",
-        "padded rows anywhere among many, the last ones too, and more padding than tokens",
+        "padded rows among and after many rows, and more padding than tokens",
         tuple(Row(0 if i % 7 == 3 or i > 256 else 3 + i % 70, 1 + i % 3) for i in range(300)),
         padded_tokens=520,
         num_heads=2,
@@ -49,7 +52,7 @@ CASES = (
     *(
         _empty(
             f"table-{tail}",
-            "a padded row's table holds what the engine fills with",
+            "the block table of padded rows contains an engine's fill value",
             (Row(0, 1), Row(66, 1), Row(0, 1)),
             padded_tokens=1,
             table_tail=tail,

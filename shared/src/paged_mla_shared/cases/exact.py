@@ -1,4 +1,4 @@
-"""Queries that see one value, which is their answer bit for bit, and rows of few keys (S-22)."""
+"""Cases whose output is a value bit for bit, and of rows with few keys (S-22)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from paged_mla_shared.cases.case import Row, Tree, in_group
 from paged_mla_shared.problem import Mask
 
 GROUP = "exact"
-PRODUCTION = {"keys": 4096, "heads": 128}  # keys that several splits share
+PRODUCTION = {"keys": 4096, "heads": 128}  # so many keys that rows have several splits
 
 HEADS = (1, 5, 16, 40, 64, 128)
 
@@ -16,7 +16,7 @@ SINGLE = (
     *(
         _exact(
             f"one-key-h{h}",
-            "a weight that is not 1 is rounded, and does not cancel",
+            "the weight of a single key is exactly 1, so that no rounding error remains",
             (Row(1, 1),) * 33,
             num_heads=h,
             fixed=("num_heads",),
@@ -25,14 +25,18 @@ SINGLE = (
     ),
     _exact(
         "one-key-beside-many",
-        "a row of one key has a share of a program that others cut",
+        "rows of one key in a step whose work other rows divide",
         (Row(1, 1), Row(1500, 1), Row(1, 1), Row(70, 1), Row(1, 1)),
         num_heads=16,
     ),
-    _exact("first-queries", "the first query of a prompt sees itself", (Row(64, 64), Row(3, 3))),
+    _exact(
+        "first-queries",
+        "the first query of a prompt sees only its own key",
+        (Row(64, 64), Row(3, 3)),
+    ),
     _exact(
         "roots",
-        "nodes of a draft tree without a context see themselves alone",
+        "root nodes of draft trees without a context see only themselves",
         (Row(7, 7), Row(5, 5)),
         mask=Mask.TREE,
         tree=Tree.FOREST,
@@ -46,7 +50,7 @@ SINGLE = (
     *(
         _exact(
             f"equal-keys-h{h}",
-            "weights that are all the same cancel, however many splits share them",
+            "equal weights cancel, for any number of splits",
             tuple(Row(n, 1) for n in (2, 3, 63, 64, 65, 129, 1000, 4097)),
             num_heads=h,
             equal_keys=True,
@@ -55,7 +59,7 @@ SINGLE = (
     ),
     _exact(
         "equal-keys-of-chunks",
-        "each query of a chunk sees one value, however many keys",
+        "each query of a chunk sees equal values, for any number of keys",
         (Row(70, 6), Row(130, 70), Row(4, 4)),
         num_heads=16,
         equal_keys=True,
@@ -65,13 +69,13 @@ SINGLE = (
 SHORT = tuple(
     _exact(
         f"short-rows-h{h}",
-        "a largest weight that is rounded makes every answer a little worse",
+        "rounding the largest weight adds a small error to every output",
         tuple(Row(n, 1) for n in (2, 3, 4, 8, 16, 33, 64) for _ in range(rows)),
         num_heads=h,
         fixed=fixed,
         is_slow=h < 128,
     )
-    # Of 24 rows of a length, backends of 4 heads and more have enough queries; of 4 rows few have.
+    # With 24 rows of each length, backends of 4 heads have enough queries; with 4 rows, few have.
     for h, rows, fixed in ((16, 24, ()), (128, 4, ("num_heads",)))
 )
 

@@ -1,4 +1,4 @@
-"""Many query tokens per row: prompts, continued chunks, prefix hits."""
+"""Cases of many query tokens per row: prompts, continued chunks and prefix hits."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _extend = in_group(GROUP, "S-2", "S-4", "S-5", "S-7", "S-9")
 
 CASES = (
     *(
-        _extend(f"fresh-q{q}", "a whole prompt, causal within itself", (Row(q, q),), num_heads=6)
+        _extend(f"fresh-q{q}", "a whole prompt without context", (Row(q, q),), num_heads=6)
         for q in (1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 130)
     ),
     _extend("fresh-q256", "a prompt of several query tiles", (Row(256, 256),), num_heads=16),
     *(
         _extend(
             f"continue-ctx{context}-q{q}",
-            "a chunk that starts at a block edge, one before or one after",
+            "a chunk that starts at a block edge, or one token before or after it",
             (Row(context + q, q),),
             num_heads=4,
         )
         for context in (63, 64, 65)
         for q in (1, 7, 64)
     ),
-    _extend("long-prefix-tiny-chunk", "keys past the chunk's own length", (Row(1007, 7),)),
+    _extend("long-prefix-tiny-chunk", "a context that is longer than the chunk", (Row(1007, 7),)),
     _extend(
         "shared-prefix",
         "two rows that read the same physical blocks",
@@ -34,7 +34,7 @@ CASES = (
     ),
     _extend(
         "full-heads",
-        "all heads of the model, ragged",
+        "all heads of the model, with rows of different lengths",
         (Row(40, 40), Row(90, 20), Row(130, 3)),
     ),
     *(
@@ -50,15 +50,20 @@ CASES = (
     ),
     _extend(
         "600-queries",
-        "a long chunk behind a long context, beside a short one",
+        "a long chunk after a long context, and a short row",
         (Row(3, 2), Row(2696, 600)),
         num_heads=1,
     ),
-    _extend("33k-keys", "a few queries past 2^15 keys", (Row(33003, 7), Row(70, 9)), num_heads=1),
+    _extend(
+        "33k-keys",
+        "a few queries after a context of more than 2^15 keys",
+        (Row(33003, 7), Row(70, 9)),
+        num_heads=1,
+    ),
     *(
         _extend(
             f"h{h}-q{q}",
-            "heads and queries whose product is no tile multiple, in several rows",
+            "several rows in which the pairs of query and head do not fill tiles",
             (Row(70 + q, q), Row(q, q), Row(130, q)),
             num_heads=h,
         )
@@ -67,7 +72,7 @@ CASES = (
     *(
         _extend(
             f"bs{bs}",
-            "chunks over blocks of no power of two",
+            "chunks with block sizes that are not powers of two",
             (Row(bs + 5, 5), Row(7 * bs + 1, min(2 * bs + 1, 40))),
             num_heads=2,
             block_size=bs,
@@ -77,7 +82,7 @@ CASES = (
     *(
         _extend(
             f"scores-{name}",
-            "keys that a query does not see beside scores of any size",
+            "masked keys together with very large or small scores",
             (Row(70, 20), Row(9, 9), Row(4, 4), Row(3, 2)),
             num_heads=5,
             query_scale=query_scale,
@@ -91,7 +96,7 @@ CASES = (
     ),
     _extend(
         "spare-capacity",
-        "an instance far larger than its step",
+        "capacities far larger than the step",
         (Row(40, 9), Row(200, 2)),
         num_heads=5,
         spare=9,
@@ -99,7 +104,7 @@ CASES = (
     *(
         _extend(
             f"softmax-scale-{scale:g}",
-            "the scale is used as it is given, by rows of many queries too",
+            "the softmax scale is used as given, also by rows of many queries",
             (Row(200, 130), Row(40, 9), Row(300, 3)),
             num_heads=3,
             query_scale=0.1 / scale,
@@ -109,7 +114,7 @@ CASES = (
     ),
     _extend(
         "prefix-of-many",
-        "most rows share a prefix, one does not",
+        "most rows share a prefix; one row does not",
         (
             Row(300, 2),
             *(Row(200 + 7 * i, 1 + i % 3, shares_prefix_of=0) for i in range(9)),
@@ -122,34 +127,34 @@ CASES = (
     ),
     _extend(
         "300-short-chunks",
-        "rows past 255, each of one to five tokens behind a context",
+        "more than 256 rows of one to five tokens after a context",
         tuple(Row(6 + i % 50, 1 + i % 5) for i in range(300)),
         num_heads=2,
         is_slow=True,
     ),
     _extend(
         "prefix-of-all",
-        "every row of many shares hundreds of tokens with the others",
+        "many rows that all share a prefix of hundreds of tokens",
         (Row(300, 1), *(Row(270 + 3 * i, 1, shares_prefix_of=0) for i in range(8))),
         num_heads=2,
     ),
     _extend(
         "513-rows",
-        "more rows than 512",
+        "more than 512 rows",
         tuple(Row(3, 1) for _ in range(513)),
         num_heads=1,
         is_slow=True,
     ),
     _extend(
         "fresh-q1030",
-        "more queries of a row than 1024",
+        "a row of more than 1024 queries",
         (Row(1030, 1030),),
         num_heads=1,
         is_large=True,
     ),
     _extend(
         "fresh-q2050",
-        "more tokens of a step than 2048",
+        "more than 2048 tokens in a step",
         (Row(2050, 2050),),
         num_heads=1,
         is_large=True,

@@ -1,7 +1,7 @@
-"""What cache formats with scales can get wrong (S-11), and which cases are asked in all of them.
+"""Cases of cache formats with scales (S-11), and the list of cases that run in all formats.
 
-Cases of this group are asked in every format that a backend declares, and in plain formats where
-the layer has a scale, which such a format ignores.
+The cases of this group run in the 8-bit formats that a backend declares. Cases in which the layer
+has a scale also run in plain formats, which ignore it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _DECODE = (Row(150, 1), Row(64, 1), Row(33, 1))
 
 _format = in_group(GROUP, "S-5", "S-10", "S-11", rows=_ROWS, num_heads=2, block_size=16)
 
-# Nothing, what a floor of any size would lose, and what is subnormal in float32.
+# Zero, numbers that a minimum of scales would lose, and a number that is subnormal in float32.
 SMALL_TOKENS = (0.0, 1e-3, 1e-6, 1e-12, 1e-30, 1e-40)
 
 CASES = (
     *(
         _format(
             f"scale-{scale:g}",
-            "the layer's scale is used once to write and once to read",
+            "the layer's scale is applied once in writes and once in reads",
             cache_scale=scale,
             block_size=block_size,
         )
@@ -33,19 +33,19 @@ CASES = (
     ),
     _format(
         "latents-past-448",
-        "what is too large for one scale becomes the largest, not NaN",
+        "numbers too large for the scale saturate; they do not become NaN",
         latent_scale=300.0,
         query_scale=1 / 300,
     ),
     _format(
         "keys-past-448",
-        "rotated keys have outliers that latents do not have",
+        "rotated keys are far larger than latents",
         key_scale=300.0,
         query_scale=0.01,
     ),
     _format(
         "latents-0.001",
-        "no scale has a floor of 1",
+        "scales can be far below 1",
         latent_scale=1e-3,
         key_scale=1e-3,
         query_scale=1e3,
@@ -54,7 +54,7 @@ CASES = (
     *(
         _format(
             f"ties-{scale:g}",
-            "what lies halfway between two codes after one division goes to the even one",
+            "numbers halfway between two codes after the division are rounded to even",
             coarse=True,
             cache_scale=scale,
         )
@@ -62,16 +62,16 @@ CASES = (
     ),
     _format(
         "equal-scores",
-        "keys that weigh the same are rounded the same way, which the lse must not show",
+        "equal weights are rounded in the same direction, which must not change the lse",
         (Row(256, 1), Row(64, 1), Row(129, 1), Row(100, 1)),
         query_scale=1e-3,
         block_size=64,
         num_heads=16,
     ),
-    _format("uneven", "each token, quarter and group has a scale of its own", uneven=True),
+    _format("uneven", "each token, quarter and group has a different scale", uneven=True),
     _format(
         "uneven-bs64",
-        "scales lie where their blocks' ids say, behind gaps between blocks too",
+        "scales are found by block id, also if blocks have gaps between them",
         (Row(150, 20), Row(129, 1), Row(64, 64)),
         uneven=True,
         block_size=64,
@@ -79,14 +79,14 @@ CASES = (
     ),
     _format(
         "powers-of-two",
-        "scales of another writer, powers of two, are read beside any others",
+        "cached scales that are powers of two are read together with other scales",
         uneven=True,
         powers_of_two=True,
     ),
     *(
         _format(
             f"groups-of-{bs // 4}",
-            "appends that begin and end anywhere in a group, larger and smaller than what it holds",
+            "appends that begin and end anywhere in a group, with larger or smaller tokens",
             tuple(Row(bs + i + 1 + i % 4, 1 + i % 4) for i in range(min(bs, 20))),
             uneven=True,
             block_size=bs,
@@ -110,7 +110,7 @@ CASES = (
     ),
     _format(
         "again",
-        "blocks that are used again take the scales of their new tokens",
+        "reused blocks get the scales of their new tokens",
         (Row(100, 2), Row(33, 1)),
         then=((Row(120, 3), Row(9, 9)), (Row(100, 2), Row(33, 1))),
         uneven=True,
@@ -135,7 +135,7 @@ CASES = (
     *(
         _format(
             f"small-quarter-q{q}",
-            "a quarter of a latent that is a millionth of the others has as many bits as they have",
+            "a quarter of a latent that is a millionth of the others keeps its precision",
             (Row(64 + q, q), Row(33, q)),
             num_heads=32,
             latent_scale=2.0**10,
@@ -147,14 +147,14 @@ CASES = (
     ),
     _format(
         "rope-neox",
-        "keys are rotated, rounded to the model's type, then quantized",
+        "keys are rotated, rounded to the model's dtype, then quantized",
         rope=Rope(RopePairing.NEOX),
         latent_scale=8.0,
         query_scale=0.1,
     ),
     _format(
         "rope-interleaved-yarn",
-        "keys are rotated, rounded to the model's type, then quantized",
+        "keys are rotated, rounded to the model's dtype, then quantized",
         rope=Rope(RopePairing.INTERLEAVED, yarn=Yarn(40.0, 4096)),
         latent_scale=8.0,
         query_scale=0.1,
@@ -163,11 +163,19 @@ CASES = (
     *(
         _format(f"decode-{name}", f"{why}; one token a row", _DECODE, num_heads=16, **more)
         for name, why, more in (
-            ("scale-0.03", "scores and outputs take the layer's scale once", {"cache_scale": 0.03}),
-            ("scale-7", "scores and outputs take the layer's scale once", {"cache_scale": 7.0}),
+            (
+                "scale-0.03",
+                "the layer's scale is applied once to scores and once to outputs",
+                {"cache_scale": 0.03},
+            ),
+            (
+                "scale-7",
+                "the layer's scale is applied once to scores and once to outputs",
+                {"cache_scale": 7.0},
+            ),
             (
                 "latents-0.001",
-                "queries past 448 and weights past 1 need scales, if they are rounded",
+                "queries above 448 and weights above 1 need scales if they are rounded to 8 bits",
                 {
                     "latent_scale": 1e-3,
                     "key_scale": 1e-3,
@@ -177,7 +185,7 @@ CASES = (
             ),
             (
                 "keys-past-448",
-                "small queries need a scale, if they are rounded",
+                "small queries need a scale if they are rounded to 8 bits",
                 {"key_scale": 300.0, "query_scale": 0.01},
             ),
         )
@@ -185,7 +193,7 @@ CASES = (
     *(
         _format(
             f"small-tokens-bs{bs}",
-            "no scale has a floor but 2^-126, that of a token of zeros too; subnormal numbers stay",
+            "the smallest scale is 2^-126, also for zeros; subnormal numbers are not flushed",
             (Row(24, 24), Row(32, 8), Row(9, 1)),
             token_scales=tuple(scale for scale in SMALL_TOKENS for _ in range(bs // 4)),
             block_size=bs,
@@ -195,28 +203,28 @@ CASES = (
     ),
     _format(
         "softmax-scale",
-        "kernels of 8 bits take the problem's scale too, not one of the widths",
+        "8-bit kernels use the problem's softmax scale, not one derived from the dims",
         (Row(65, 1), Row(70, 3)),
         softmax_scale=0.3,
     ),
     _format(
         "rope-theta-50000-yarn",
-        "kernels that rotate and quantize take the rope's own numbers",
+        "kernels that rotate and quantize use all parameters of the rope",
         (Row(40, 2), Row(9, 9)),
         rope=Rope(RopePairing.NEOX, theta=5e4, yarn=UNEQUAL),
     ),
     _format(
         "rope-5001-keys",
-        "positions past what 8 bits of a bfloat16 count",
+        "positions that bfloat16 cannot represent exactly",
         (Row(5001, 1), Row(700, 2)),
         rope=Rope(RopePairing.NEOX),
         num_heads=1,
     ),
-    _format("q70", "queries past the first tile of a row", (Row(90, 70), Row(9, 9))),
-    _format("q140", "more queries than a tile of 128", (Row(150, 140),), num_heads=1),
+    _format("q70", "more queries than the first tile of a row", (Row(90, 70), Row(9, 9))),
+    _format("q140", "more queries than a tile of 128 queries", (Row(150, 140),), num_heads=1),
     _format(
         "260-rows",
-        "more rows than 256",
+        "more than 256 rows",
         tuple(Row(3, 1) for _ in range(260)),
         num_heads=1,
         is_slow=True,

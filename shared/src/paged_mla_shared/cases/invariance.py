@@ -1,4 +1,4 @@
-"""Steps that are asked again in another form: the answers stay (S-17, S-19, S-20)."""
+"""Cases that run again in an equivalent form: the outputs must not change (S-17, S-19, S-20)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CASES = (
     _invariant("mixed", "rows of every kind", (Row(17, 17), Row(129, 1), Row(100, 9), Row(70, 4))),
     _invariant(
         "2k-keys",
-        "a long row beside short ones",
+        "a long row together with short rows",
         (Row(65, 1), Row(2200, 3), Row(9, 9)),
         num_heads=1,
     ),

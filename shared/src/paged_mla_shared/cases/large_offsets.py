@@ -1,4 +1,4 @@
-"""Caches whose elements do not fit 31 or 32 bits; live blocks lie at the very top (S-1)."""
+"""Cases of caches with more than 2^31 or 2^32 elements; live blocks are at the end (S-1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASES = (
     *(
         _large(
             f"{size}-{name}",
-            "offsets kept in 32 bits wrap, at 2^31 or at 2^32 elements",
+            "32-bit offsets wrap at 2^31 or at 2^32 elements",
             rows,
             block_size=block_size,
             cache_elements=elements + 2**24,

@@ -1,4 +1,4 @@
-"""The spellings of one mask, and no causal mask at all."""
+"""Cases of tree masks in all memory layouts, and of non-causal masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TREES = (Row(70, 8), Row(3, 3), Row(140, 12))
 
 
 def _masked(mask: Mask = Mask.TREE, rules: tuple[str, ...] = ("S-4", "S-14"), **more: Any) -> Case:
-    """Return a case of the group, with a tree unless told otherwise; `more` are fields of Case."""
+    """Return a case of the group, by default with a tree mask; `more` are fields of Case."""
     return Case(group=GROUP, mask=mask, rules=rules, **more)
 
 
@@ -22,7 +22,7 @@ CASES = (
     *(
         _masked(
             name=f"tree-{spelling}",
-            why="the mask's memory layout",
+            why="the memory layout of the mask",
             rows=_TREES,
             num_heads=8,
             mask_spelling=spelling,
@@ -42,7 +42,7 @@ CASES = (
     *(
         _masked(
             name=f"tree-{spelling}-64",
-            why="every node of wide trees, behind contexts, beside padded rows of several tokens",
+            why="wide trees after contexts, and padded rows of several tokens",
             rows=(Row(0, 3), Row(4164, 64), Row(0, 1), Row(33, 33), Row(130, 65), Row(64, 60)),
             num_heads=1,
             mask_spelling=spelling,
@@ -54,7 +54,7 @@ CASES = (
     *(
         _masked(
             name=f"tree-{spelling}-far-node",
-            why="a leaf that sees the last bits of each word",
+            why="a leaf that sees the nodes of the last bits of each word",
             rows=(Row(64, 64), Row(40, 32)),
             num_heads=2,
             mask_spelling=spelling,
@@ -65,7 +65,7 @@ CASES = (
     *(
         _masked(
             name=f"tree-{spelling}-33k",
-            why="a mask behind 2^15 keys, and what follows it",
+            why="a mask after more than 2^15 keys, and the masks of later rows",
             rows=(Row(33010, 40), Row(0, 2), Row(70, 64)),
             num_heads=1,
             mask_spelling=spelling,
@@ -75,7 +75,7 @@ CASES = (
     *(
         _masked(
             name=f"tree-{spelling}-h{heads}-bs{block_size}",
-            why="a mask under folded heads, over blocks of another size",
+            why="masks with several heads in a tile, and other block sizes",
             rows=(Row(50, 9), Row(0, 1), Row(200, 5), Row(17, 17)),
             num_heads=heads,
             block_size=block_size,
@@ -91,7 +91,7 @@ CASES = (
     *(
         _masked(
             name=f"non-causal-{name}",
-            why="no boundary but the row's length, over blocks of another size",
+            why="only the row's length limits the keys, with other block sizes",
             rules=("S-4",),
             rows=(Row(5, 5), Row(0, 1), Row(300, 20), Row(70, 1)),
             num_heads=heads,
@@ -107,7 +107,7 @@ CASES = (
     ),
     _masked(
         name="non-causal-softmax-scale",
-        why="the scale is used as it is given, in views of a cache with gaps too",
+        why="the softmax scale is used as given, also with views and a cache with gaps",
         rules=("S-4", "S-5"),
         rows=(Row(90, 33), Row(300, 1), Row(20, 5)),
         num_heads=3,
@@ -119,7 +119,7 @@ CASES = (
     ),
     _masked(
         name="non-causal-steps",
-        why="rows of other lengths on one runner",
+        why="steps with rows of other lengths on one runner",
         rules=("S-4", "S-17"),
         rows=(Row(90, 33), Row(20, 5)),
         then=((Row(300, 5), Row(0, 1), Row(7, 7)), (Row(3, 1), Row(64, 40))),
@@ -128,7 +128,7 @@ CASES = (
     ),
     _masked(
         name="non-causal-padded",
-        why="all keys of rows beside padded ones and padded tokens",
+        why="all keys of rows are seen, together with padded rows and tokens",
         rules=("S-4", "S-6"),
         rows=(Row(0, 2), Row(4200, 3), Row(5, 5), Row(0, 0), Row(130, 40)),
         num_heads=1,
@@ -138,7 +138,7 @@ CASES = (
     *(
         _masked(
             name=f"non-causal-short-{name}",
-            why="rows of fewer keys than queries, all of which see every key, beside other rows",
+            why="rows with fewer keys than queries, all of which see every key, and other rows",
             rules=("S-2", "S-4"),
             rows=rows,
             num_heads=heads,
@@ -154,7 +154,7 @@ CASES = (
     ),
     _masked(
         name="non-causal-short-rope",
-        why="queries in front of a row's first position are rotated at position 0",
+        why="queries before a row's first position are rotated by position 0",
         rules=("S-2", "S-3", "S-4", "S-12"),
         rows=(Row(66, 2), Row(3, 5), Row(15, 16), Row(40, 20)),
         num_heads=4,
@@ -164,7 +164,7 @@ CASES = (
     ),
     _masked(
         name="non-causal-short-steps",
-        why="rows of fewer keys than queries where other rows were, and others where they were",
+        why="rows with fewer keys than queries replace other rows between steps, and vice versa",
         rules=("S-2", "S-4", "S-17"),
         rows=(Row(90, 33), Row(3, 5)),
         then=((Row(2, 5), Row(65, 66), Row(7, 7)), (Row(64, 40), Row(0, 1), Row(30, 6))),
@@ -173,7 +173,7 @@ CASES = (
     ),
     _masked(
         name="tree-packed-wide-lines",
-        why="packed lines wider than their nodes need, as of engines that count in words",
+        why="packed lines that are wider than their nodes need, as in engines that use words",
         rules=("S-9", "S-14"),
         rows=(Row(70, 8), Row(0, 2), Row(140, 12)),
         num_heads=4,
@@ -182,7 +182,7 @@ CASES = (
     ),
     _masked(
         name="tree-full-300-rows",
-        why="the base of a mask after many rows of any length, padded ones among them",
+        why="the start of a row's mask after many rows, some of which are padded",
         rows=tuple(Row(0 if i % 9 in {1, 4, 5} else 20 + i % 40, 1 + i % 4) for i in range(300)),
         num_heads=1,
         mask_spelling=MaskSpelling.FULL,

@@ -1,4 +1,4 @@
-"""Positions and slots, exactly (S-1, S-3)."""
+"""Cases of plans, whose positions and slots are exact (S-1, S-3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES = (
     *(
         _metadata(
             f"bs{bs}",
-            "a chunk that ends on, before and after a block edge",
+            "chunks that end at, before and after a block edge",
             tuple(Row(2 * bs + d, bs + d) for d in (-1, 0, 1) if bs + d > 0),
             block_size=bs,
             fixed=("block_size",),
@@ -25,16 +25,19 @@ CASES = (
     ),
     _metadata(
         "mixed",
-        "a continued chunk counts from its cached length",
+        "positions of a continued chunk start at its cached length",
         (CONTINUE_ONE, FRESH, PADDED, DECODE, CONTINUE_MANY),
     ),
     _metadata(
-        "tree", "positions follow depth, slots the index", (Row(70, 8), Row(5, 5)), mask=Mask.TREE
+        "tree",
+        "positions follow a node's depth, and slots its index",
+        (Row(70, 8), Row(5, 5)),
+        mask=Mask.TREE,
     ),
     *(
         _metadata(
             f"tree-{tree}",
-            "depths of a tree as deep, and as flat, as its nodes allow",
+            "depths of very deep and very flat trees",
             (Row(130, 64), Row(0, 2), Row(40, 40)),
             mask=Mask.TREE,
             tree=tree,
@@ -44,7 +47,7 @@ CASES = (
     *(
         _metadata(
             f"bs{bs}",
-            "a chunk over blocks of no power of two",
+            "chunks with block sizes that are not powers of two",
             tuple(Row(3 * bs + d, bs + d) for d in (-1, 0, 1)),
             block_size=bs,
         )
@@ -52,14 +55,14 @@ CASES = (
     ),
     _metadata(
         "spare-capacity",
-        "an instance far larger than its step",
+        "capacities far larger than the step",
         (Row(70, 9), Row(0, 1), Row(200, 1)),
         padded_tokens=3,
         spare=9,
     ),
     _metadata(
         "tree-padded",
-        "padded rows and tokens beside trees",
+        "padded rows and tokens together with trees",
         (Row(0, 3), Row(70, 12), Row(9, 0), Row(40, 7)),
         mask=Mask.TREE,
         padded_tokens=5,
@@ -67,7 +70,7 @@ CASES = (
     *(
         _metadata(
             f"non-causal-short-bs{bs}",
-            "queries in front of a row's first position have neither position nor slot",
+            "queries before a row's first position have neither a position nor a slot",
             (Row(1, 3), Row(70, 2), Row(3, 5), Row(bs, bs + 1), Row(bs + 1, bs + 2), Row(0, 4)),
             block_size=bs,
             mask=Mask.NON_CAUSAL,
@@ -79,7 +82,12 @@ CASES = (
         "padded-tokens", "padded tokens have no slot", (Row(70, 2), Row(3, 1)), padded_tokens=5
     ),
     *(
-        _metadata(f"tail-{tail}", "tails give no slot", (Row(64, 64), Row(1, 1)), table_tail=tail)
+        _metadata(
+            f"tail-{tail}",
+            "unused table entries give no slot",
+            (Row(64, 64), Row(1, 1)),
+            table_tail=tail,
+        )
         for tail in TableTail
     ),
     _metadata(
@@ -87,15 +95,15 @@ CASES = (
     ),
     _metadata(
         "300-rows",
-        "rows past 255, of every short query length",
+        "more than 256 rows with short queries of all lengths",
         tuple(Row(7 + 3 * i, i % 9) for i in range(300)),
     ),
     _metadata(
         "positions-past-2-16",
-        "positions around and far past 16 bits",
+        "positions around and far above 2^16",
         (Row(65535, 1), Row(65537, 3), Row(131072, 2)),
     ),
-    _metadata("600-queries", "a long chunk behind a context", (Row(4696, 600), Row(70, 1))),
+    _metadata("600-queries", "a long chunk after a context", (Row(4696, 600), Row(70, 1))),
     _metadata(
         "blocks-past-2-16",
         "block ids of more than 16 bits",
@@ -105,7 +113,7 @@ CASES = (
     ),
     _metadata(
         "tree-64",
-        "depths of trees wider than a word, behind contexts",
+        "depths in trees wider than a word, after contexts",
         (Row(4100, 64), Row(0, 3), Row(64, 64), Row(300, 33)),
         mask=Mask.TREE,
     ),

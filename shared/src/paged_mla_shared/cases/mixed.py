@@ -1,4 +1,4 @@
-"""Fresh prompts, continued chunks, decode and padding in one call, in every kind of order."""
+"""Cases of prompts, continued chunks, decode rows and padding in one step, in many orders."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _mixed = in_group(GROUP, "S-2", "S-3", "S-4", "S-6", num_heads=5)
 
 CASES = (
     *(
-        _mixed(f"rotation{i}", "no order of row kinds is special", (*_KINDS[i:], *_KINDS[:i]))
+        _mixed(f"rotation{i}", "any order of the kinds of rows", (*_KINDS[i:], *_KINDS[:i]))
         for i in range(len(_KINDS))
     ),
-    _mixed("reversed", "no order of row kinds is special", _KINDS[::-1]),
+    _mixed("reversed", "any order of the kinds of rows", _KINDS[::-1]),
     _mixed(
         "uniform-short-prompts",
         "short prompts of equal length are not verification rows",
@@ -30,15 +30,15 @@ CASES = (
     ),
     _mixed(
         "decode-beside-prompt",
-        "decode rows keep their own key range beside a long prompt",
+        "decode rows keep their own key range in a step with a long prompt",
         (Row(200, 1), Row(120, 120), Row(1, 1)),
         num_heads=16,
     ),
-    _mixed("padded-tokens", "tokens past the last row", _KINDS, padded_tokens=9),
+    _mixed("padded-tokens", "tokens after the last row", _KINDS, padded_tokens=9),
     *(
         _mixed(
             f"h{h}-bs{bs}",
-            "kinds of rows under other heads, over other blocks",
+            "all kinds of rows with other head counts and block sizes",
             _KINDS[::-1],
             num_heads=h,
             block_size=bs,
@@ -49,7 +49,7 @@ CASES = (
     _mixed("bs16", "block size below the key tile", _KINDS, block_size=16),
     _mixed(
         "production",
-        "a long chunk, far contexts, many decode rows and padding in one step",
+        "a long chunk, long contexts, many decode rows and padding in one step",
         (
             *(Row(5 + i % 60, 1) for i in range(60)),
             Row(1100, 600),

@@ -1,4 +1,4 @@
-"""Attention over keys and values of every head, on ragged rows (S-21)."""
+"""Cases of prefill: attention over keys and values of every head, on ragged rows (S-21)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ PRODUCTION = {"keys": 8192, "queries": 600, "rows": 300, "heads": 128, "tokens":
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillCase(Case):
-    """A case without a cache: a row's ``seq_len`` counts its keys, and may be below `query_len`.
+    """A case without a cache; a row's ``seq_len`` counts its keys, and may be below ``query_len``.
 
     Parameters
     ----------
     dims : MlaDims or None
-        ``None`` takes the run's.
+        The head dims; ``None`` uses the run's dims.
     causal : bool
     workspace : int
-        The same answers are asked for in parts too: keys before a row's queries in chunks of so
-        many tokens of all rows, then the rest. 0 asks for none.
+        If it is above 0, the case also runs in parts, which must give the same outputs: the
+        contexts in chunks of so many keys over all rows, then the remaining keys.
     """
 
     dims: MlaDims | None = None
@@ -33,17 +33,17 @@ class PrefillCase(Case):
 
     @property
     def required_features(self) -> tuple[str, ...]:
-        """Every feature a backend must declare; rows without keys in a part are padding there."""
+        """The features that a backend must declare; rows without keys in a part are padding."""
         in_parts = ("padding", "replay") if self.workspace else ()
         return tuple(sorted({*super().required_features, *in_parts}))
 
     def problem(self, dims: MlaDims, dtype: str) -> Problem:
-        """Return the static problem, of the case's own dims if it has some."""
+        """Return the static problem, with the case's own dims if it has them."""
         return super().problem(self.dims or dims, dtype)
 
 
 def _prefill(name: str, why: str, *rows: tuple[int, int], **more: Any) -> PrefillCase:
-    """Return a case whose rows have so many keys and queries; `more` are fields of it."""
+    """Return a case whose rows are pairs of keys and queries; `more` are fields of the case."""
     return PrefillCase(
         group=GROUP,
         name=name,
@@ -62,12 +62,12 @@ CASES = (
     *(_prefill(f"q{n}", "rows that end at the edge of a tile", (n, n)) for n in _TILES),
     _prefill(
         "edges-of-keys",
-        "keys that end at the edge of a tile, queries that do not",
+        "keys that end at the edge of a tile, with queries that do not",
         *((n, 3) for n in _KEY_TILES),
     ),
     _prefill(
         "edges-of-keys-whole",
-        "keys that end at the edge of a tile and are all seen, as those of a chunk of context",
+        "keys that end at the edge of a tile and are all visible, as in a context chunk",
         *((n, 3) for n in _KEY_TILES),
         num_heads=1,
         causal=False,
@@ -75,19 +75,24 @@ CASES = (
     ),
     _prefill(
         "edges-of-contexts",
-        "the diagonal begins anywhere in a tile of keys",
+        "the causal diagonal begins at different places in a key tile",
         *((n + 66, 66) for n in (1, *_KEY_TILES)),
         num_heads=1,
     ),
     *(
-        _prefill(f"{name}-ragged", "head dims of a model, rows of any length", *rows, dims=dims)
+        _prefill(
+            f"{name}-ragged",
+            "head dims of a model, with rows of different lengths",
+            *rows,
+            dims=dims,
+        )
         for name, dims in _MODELS.items()
         for rows in [((65, 65), (3, 3), (130, 20), (1, 1))]
     ),
     *(
         _prefill(
             f"{name}-chunk",
-            "a chunk behind its context, at head dims of a model",
+            "chunks after their contexts, with head dims of a model",
             (200, 9),
             (70, 70),
             (129, 1),
@@ -102,18 +107,25 @@ CASES = (
         )
     ),
     _prefill("ragged", "short rows of many lengths", *_RAGGED, num_heads=3),
-    _prefill("ragged-whole", "the same, each query sees its row", *_RAGGED, causal=False),
-    _prefill("1000", "a long row beside short ones", (1000, 260), (1, 1), (300, 300), num_heads=1),
+    _prefill(
+        "ragged-whole",
+        "short rows of many lengths, in which each query sees its whole row",
+        *_RAGGED,
+        causal=False,
+    ),
+    _prefill(
+        "1000", "a long row together with short rows", (1000, 260), (1, 1), (300, 300), num_heads=1
+    ),
     _prefill(
         "1100",
-        "a row past 1024 keys and 300 queries, beside a short one",
+        "a row of more than 1024 keys and 300 queries, and a short row",
         (1100, 310),
         (5, 5),
         num_heads=1,
     ),
     _prefill(
         "8k",
-        "a chunk of a long prompt beside a whole one",
+        "a chunk of a long prompt, and a whole prompt",
         (8200, 600),
         (2100, 2100),
         num_heads=1,
@@ -129,7 +141,7 @@ CASES = (
     *(
         _prefill(
             f"h{h}",
-            "head counts that are no tile multiple",
+            "head counts that are not multiples of a tile",
             (70, 9),
             num_heads=h,
             fixed=("num_heads",),
@@ -138,12 +150,12 @@ CASES = (
     ),
     _prefill(
         "one-query",
-        "a single query over many keys, as decode has",
+        "a single query over many keys, as in decode",
         *((n, 1) for n in (1, 2, 64, 65, 300)),
     ),
     _prefill(
         "whole-chunks",
-        "context without the queries' own keys",
+        "context chunks without the queries' own keys",
         (64, 7),
         (129, 70),
         (5, 90),
@@ -152,7 +164,7 @@ CASES = (
     *(
         _prefill(
             f"empty-{name}",
-            "rows without queries, whose keys are poison, and rows without keys",
+            "rows without queries, whose keys are poisoned, and rows without keys",
             (0, 5),
             (70, 0),
             (66, 66),
@@ -169,16 +181,18 @@ CASES = (
     ),
     _prefill(
         "all-empty",
-        "a chunk of context that no row has",
+        "a context chunk in which no row has keys",
         (0, 3),
         (0, 70),
         causal=False,
         rules=("S-6", "S-9", "S-21"),
     ),
-    _prefill("no-row", "a step of padding alone", padded_tokens=5, rules=("S-6", "S-9", "S-21")),
+    _prefill(
+        "no-row", "a step that is only padding", padded_tokens=5, rules=("S-6", "S-9", "S-21")
+    ),
     _prefill(
         "more-queries",
-        "rows with more queries than keys: the first ones see nothing",
+        "rows with more queries than keys, whose first queries see no keys",
         (3, 5),
         (64, 70),
         (1, 130),
@@ -187,7 +201,7 @@ CASES = (
     ),
     _prefill(
         "padding",
-        "padded queries are answered with nothing",
+        "padded queries get an empty output",
         (9, 9),
         (70, 3),
         padded_tokens=67,
@@ -195,7 +209,7 @@ CASES = (
     ),
     _prefill(
         "halves",
-        "k_nope and v are halves of one projection, between rows that nobody asks",
+        "k_nope and v are halves of one projection, with rows without queries between them",
         (70, 9),
         (65, 0),
         (33, 33),
@@ -204,17 +218,17 @@ CASES = (
         padded_tokens=2,
     ),
     _prefill("high-scores", "scores in the hundreds", (130, 66), (5, 5), query_scale=60.0),
-    _prefill("flat-scores", "weights that are all alike", (130, 66), (5, 5), query_scale=1e-3),
+    _prefill("flat-scores", "nearly equal weights", (130, 66), (5, 5), query_scale=1e-3),
     _prefill(
         "scale",
-        "the scale is the problem's, not one of the widths",
+        "the softmax scale is the problem's, not one derived from the dims",
         (70, 9),
         (33, 33),
         softmax_scale=0.21,
     ),
     _prefill(
         "again",
-        "longer, shorter and other rows on one runner",
+        "steps with longer, shorter and other rows on one runner",
         (70, 9),
         (3, 3),
         then=(
@@ -226,14 +240,14 @@ CASES = (
     ),
     _prefill(
         "prefix-1000",
-        "a prefix hit and 7 new tokens, in one piece and in chunks",
+        "a prefix hit and 7 new tokens, in one part and in chunks",
         (1007, 7),
         workspace=256,
     ),
     *(
         _prefill(
             f"chunks-of-{workspace}",
-            "rows with and without context, whose chunks end anywhere",
+            "rows with and without a context, whose chunks end at different places",
             (130, 3),
             (9, 9),
             (64, 1),
@@ -248,7 +262,7 @@ CASES = (
     ),
     _prefill(
         "chunks-many-rows",
-        "every third of many rows has a context",
+        "many rows, every third of which has a context",
         *((5 + 40 * (i % 3 == 0), 5) for i in range(24)),
         num_heads=1,
         workspace=97,
@@ -256,7 +270,7 @@ CASES = (
     ),
     _prefill(
         "padded-again",
-        "padded queries keep no answer of an earlier step",
+        "padded queries do not keep the output of an earlier step",
         (9, 9),
         then=((Row(3, 3),),),
         padded_tokens=2,
@@ -265,18 +279,20 @@ CASES = (
     ),
     _prefill(
         "scores-past-a-sentinel",
-        "a row whose scores all lie below -5e4 is no masked row",
+        "a row whose scores are all below -5e4 is not a masked row",
         *[(1, 1)] * 5,
         (2, 2),
         query_scale=1e4,
         softmax_scale=10.0,
     ),
-    _prefill("513-rows", "more rows than 512", *[(2, 2)] * 513, num_heads=1, is_large=True),
-    _prefill("4100", "more queries than 4096", (4100, 4100), num_heads=1, is_large=True),
-    _prefill("65600-keys", "keys past 2^16", (65600, 1), (3, 1), num_heads=1, is_large=True),
+    _prefill("513-rows", "more than 512 rows", *[(2, 2)] * 513, num_heads=1, is_large=True),
+    _prefill("4100", "more than 4096 queries", (4100, 4100), num_heads=1, is_large=True),
+    _prefill(
+        "65600-keys", "more than 2^16 keys in a row", (65600, 1), (3, 1), num_heads=1, is_large=True
+    ),
     _prefill(
         "70000-keys-of-two",
-        "keys of all rows past 2^16",
+        "more than 2^16 keys in all rows together",
         (40000, 1),
         (30000, 1),
         num_heads=1,

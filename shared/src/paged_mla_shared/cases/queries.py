@@ -1,4 +1,4 @@
-"""Queries of 8 bits: codes and scales, byte for byte (S-11)."""
+"""Cases of 8-bit queries, whose codes and scales are exact (S-11)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PRODUCTION = {"tokens": 600, "heads": 128, "pairs": 16384, "tree": 8}
 class QueryCase(Case):
     """A case whose queries are quantized.
 
-    `uneven`, `token_scales` and `odd_values` are of queries too.
+    `uneven`, `token_scales` and `odd_values` also apply to queries.
 
     Parameters
     ----------
     scale : float or None
-        Of all queries of the first step, each further one has twice as much; ``None`` takes one
-        from the data for each token and head.
+        The scale of all queries of the first step; each further step has twice the scale of the
+        step before. ``None`` computes a scale from the data for each token and head.
     query_key_scale : float
-        Factor on ``q_pe`` beyond `query_scale`.
+        A factor of ``q_pe`` in addition to `query_scale`.
     """
 
     scale: float | None = None
@@ -35,12 +35,12 @@ class QueryCase(Case):
 
     @property
     def scales(self) -> tuple[float | None, ...]:
-        """The scale that each step is given, ``None`` for those from the data."""
+        """The scale of each step; ``None`` for scales that are computed from the data."""
         steps = range(len(self.steps))
         return tuple(None if self.scale is None else self.scale * 2.0**step for step in steps)
 
 
-_RULES = {"rope": "S-12", "then": "S-17"}  # of cases that have such a field
+_RULES = {"rope": "S-12", "then": "S-17"}  # additional rules of cases that set these fields
 _ROWS = (Row(37, 5), Row(0, 1), Row(75, 3), Row(100, 1))
 
 
@@ -57,19 +57,24 @@ def _queries(name: str, why: str, rows: tuple[Row, ...] = _ROWS, **more: Any) ->
 
 
 CASES = (
-    _queries("from-data", "each token and head has a scale of its own", uneven=True),
-    _queries("scale-0.03", "a scale that is given divides, and is handed back", scale=0.03),
+    _queries("from-data", "each token and head has its own scale", uneven=True),
+    _queries("scale-0.03", "queries are divided by the given scale, which is returned", scale=0.03),
     _queries(
         "past-448",
-        "what is too large for the scale becomes the largest, not NaN",
+        "numbers too large for the scale saturate; they do not become NaN",
         scale=0.002,
         uneven=True,
     ),
-    _queries("scale-7", "subnormal codes, ties among them", scale=7.0, query_scale=1 / 16),
+    _queries(
+        "scale-7",
+        "subnormal codes, and numbers halfway between two codes",
+        scale=7.0,
+        query_scale=1 / 16,
+    ),
     *(
         _queries(
             f"odd-values-{name}",
-            "what is no number stays none and has no say in scales; zeros keep their signs",
+            "NaN and inf become NaN and are ignored when scales are chosen; zeros keep their signs",
             scale=scale,
             odd_values=True,
         )
@@ -77,13 +82,13 @@ CASES = (
     ),
     _queries(
         "key-parts-300",
-        "the rotated part of a query has a say in its scale",
+        "the rotated part of a query is used when its scale is chosen",
         query_key_scale=300.0,
     ),
     *(
         _queries(
             f"rope-{name}",
-            "queries are rotated, rounded to the model's type, then quantized",
+            "queries are rotated, rounded to the model's dtype, then quantized",
             rope=rope,
             scale=scale,
             query_key_scale=0.1,
@@ -95,14 +100,14 @@ CASES = (
     ),
     _queries(
         "small-tokens",
-        "no scale has a floor but 2^-126, that of a query of zeros too; subnormal numbers stay",
+        "the smallest scale is 2^-126, also for zeros; subnormal numbers are not flushed",
         (Row(9, 7), Row(40, 5)),
         token_scales=SMALL_TOKENS,
     ),
     *(
         _queries(
             f"rope-tree-{spelling}",
-            "drafts are rotated by their depth, not by their place in the step",
+            "draft tokens are rotated by their depth, not by their index in the step",
             (Row(37, 6), Row(0, 1), Row(75, 9)),
             rope=Rope(pairing),
             mask=Mask.TREE,
@@ -113,17 +118,17 @@ CASES = (
     ),
     _queries(
         "rope-non-causal-short",
-        "queries in front of a row's first position are rotated at position 0",
+        "queries before a row's first position are rotated by position 0",
         (Row(3, 5), Row(37, 2), Row(1, 3), Row(0, 1)),
         rope=Rope(RopePairing.INTERLEAVED),
         mask=Mask.NON_CAUSAL,
         num_heads=2,
     ),
-    _queries("strided", "tokens and heads apart", strided_inputs=True, uneven=True),
+    _queries("strided", "queries that are views with gaps", strided_inputs=True, uneven=True),
     *(
         _queries(
             f"two-steps-{name}",
-            "nothing of an earlier step, its scale and positions included, is in the next",
+            "no data of an earlier step is used in the next, including its scale and positions",
             (Row(37, 3), Row(75, 2), Row(0, 1)),
             then=((Row(0, 1), Row(90, 2), Row(12, 3)),),
             rope=Rope(RopePairing.NEOX),
@@ -132,8 +137,8 @@ CASES = (
         )
         for name, scale in (("from-data", None), ("scale-0.03", 0.03))
     ),
-    _queries("h128", "heads of a whole model", (Row(9, 2), Row(5, 1)), num_heads=128),
-    _queries("600-tokens", "a prompt's tokens", (Row(600, 600),), num_heads=1, uneven=True),
+    _queries("h128", "all heads of a model", (Row(9, 2), Row(5, 1)), num_heads=128),
+    _queries("600-tokens", "the tokens of a prompt", (Row(600, 600),), num_heads=1, uneven=True),
     _queries(
         "1100-pairs",
         "more than 1024 pairs of token and head",
@@ -143,7 +148,7 @@ CASES = (
     ),
     _queries(
         "600-tokens-h128",
-        "a prompt's tokens, each of all heads",
+        "the tokens of a prompt, with all heads",
         (Row(700, 600), Row(9, 2)),
         num_heads=128,
         uneven=True,
@@ -151,19 +156,19 @@ CASES = (
     ),
     _queries(
         "rope-theta-50000-yarn",
-        "queries take the rope's own numbers",
+        "queries use all parameters of the rope",
         (Row(40, 2), Row(9, 9)),
         rope=Rope(RopePairing.NEOX, theta=5e4, yarn=UNEQUAL),
     ),
     _queries(
         "rope-5001-keys",
-        "positions past what 8 bits of a bfloat16 count",
+        "positions that bfloat16 cannot represent exactly",
         (Row(5001, 1), Row(700, 2)),
         rope=Rope(RopePairing.INTERLEAVED),
     ),
     _queries(
         "rope-tree-of-40",
-        "depths past the first word of a mask",
+        "depths beyond the first 32-bit word of a mask",
         (Row(70, 40),),
         rope=Rope(RopePairing.NEOX),
         mask=Mask.TREE,

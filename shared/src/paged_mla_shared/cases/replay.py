@@ -1,4 +1,4 @@
-"""Several steps on one runner: nothing of an earlier step may survive (S-17)."""
+"""Cases of several steps on one runner: no data of an earlier step may be used (S-17)."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def _replay(
 
 
 CASES = (
-    _replay("longer", "lengths are read anew", _decode(8, 3), _decode(300, 65)),
-    _replay("shorter", "stale tails stay unread", _decode(300, 65), _decode(8, 3)),
+    _replay("longer", "lengths are read in every step", _decode(8, 3), _decode(300, 65)),
+    _replay("shorter", "stale table entries are not read", _decode(300, 65), _decode(8, 3)),
     _replay(
-        "fewer-rows", "rows of a larger step are gone", _decode(*range(60, 68)), _decode(70, 5)
+        "fewer-rows", "rows of a larger step are not used", _decode(*range(60, 68)), _decode(70, 5)
     ),
-    _replay("more-rows", "schedule grows", _decode(70), _decode(*range(60, 68))),
+    _replay("more-rows", "the schedule grows", _decode(70), _decode(*range(60, 68))),
     _replay(
         "8-3-1-8",
-        "batch sizes up and down",
+        "batch sizes that grow and shrink",
         *(_decode(*range(50, 50 + n)) for n in (8, 3, 1, 8)),
         cache_scale=7.0,
     ),
@@ -67,14 +67,14 @@ CASES = (
     ),
     _replay(
         "other-query-lengths",
-        "as many rows and tokens, cut elsewhere",
+        "equally many rows and tokens, but other query lengths",
         (Row(70, 4), Row(130, 1), Row(9, 2)),
         (Row(66, 1), Row(131, 4), Row(20, 2)),
         (Row(80, 2), Row(60, 2), Row(30, 3)),
     ),
     _replay(
         "trees",
-        "another mask in the same buffer, fewer nodes, then another of the same lengths",
+        "other masks in the same buffer: fewer nodes, then another mask of the same lengths",
         _drafts(8, 60, 0),
         _drafts(3, 130),
         _drafts(8, 1, 2),
@@ -83,7 +83,7 @@ CASES = (
     ),
     _replay(
         "16k-and-back",
-        "a step of long rows between short ones",
+        "a step of long rows between steps of short rows",
         _decode(9, 70, 3),
         _decode(16500, 1025, 600),
         (Row(650, 600), Row(9, 1)),
@@ -93,7 +93,7 @@ CASES = (
     ),
     _replay(
         "300-rows-and-back",
-        "a full bucket, two fifths of it padding, between nearly empty ones",
+        "a step of 300 rows, two fifths of them padded, between small steps",
         _decode(70, 3, 5),
         _decode(*(i % 60 if i % 5 < 3 else 0 for i in range(300))),
         _decode(7, 130, 4),
@@ -102,7 +102,7 @@ CASES = (
     ),
     _replay(
         "third-of-four",
-        "three rows where four were",
+        "three rows after a step of four",
         _decode(100, 200, 300, 400),
         _decode(101, 201, 301),
         _decode(102, 202),
@@ -110,7 +110,7 @@ CASES = (
     *(
         _replay(
             f"trees-{spelling}",
-            "other trees of other sizes, padded rows between them",
+            "trees of other sizes, with padded rows between them",
             (*_drafts(12, 60, 7), Row(0, 2)),
             (Row(0, 3), *_drafts(12, 61, 8)),
             _drafts(33, 130),
@@ -124,7 +124,7 @@ CASES = (
     *(
         _replay(
             f"bs{bs}",
-            "chunks and decode in turn, over blocks of another size",
+            "alternately chunks and decode rows, with other block sizes",
             (Row(20, 20), Row(70, 1)),
             _decode(21, 300),
             (Row(40, 9), Row(301, 1), Row(5, 5)),
@@ -141,7 +141,7 @@ CASES = (
     ),
     _replay(
         "same-shapes",
-        "rows as long as before, other blocks and contents",
+        "rows of the same lengths with other blocks and contents",
         _decode(70, 130, 5),
         _decode(70, 130, 5),
         _decode(70, 130, 5),
@@ -150,7 +150,7 @@ CASES = (
     ),
     _replay(
         "rows-change-places",
-        "as many tokens and rows, in another order",
+        "equally many tokens and rows, in another order",
         (Row(70, 4), Row(0, 1), Row(130, 1), Row(300, 1)),
         (Row(300, 1), Row(130, 1), Row(0, 1), Row(70, 4)),
         (Row(130, 1), Row(70, 4), Row(300, 1), Row(0, 1)),
@@ -159,7 +159,7 @@ CASES = (
     ),
     _replay(
         "trees-64",
-        "wide masks after narrow ones and back",
+        "wide masks after narrow masks, and narrow after wide",
         _drafts(12, 60, 7),
         _drafts(64, 130, 900),
         _drafts(33, 1, 2),
@@ -169,7 +169,7 @@ CASES = (
     _replay("padded-tokens", "padding after padding", _decode(65, 3), _decode(9), padded_tokens=3),
     _replay(
         "trees-rope",
-        "drafts are rotated where they are now",
+        "draft tokens are rotated by their current positions",
         _drafts(8, 62),
         _drafts(8, 82),
         mask=Mask.TREE,
@@ -178,7 +178,7 @@ CASES = (
     ),
     _replay(
         "slots",
-        "slots are read anew",
+        "slots are read in every step",
         (Row(200, 4), Row(9, 2)),
         (Row(200, 4), Row(9, 2)),
         explicit_slots=True,

@@ -1,4 +1,4 @@
-"""Trees in which one node is changed: only those who see it may notice (S-4, S-14)."""
+"""Cases of trees: changing a node must only change nodes that see it (S-4, S-14)."""
 
 from __future__ import annotations
 

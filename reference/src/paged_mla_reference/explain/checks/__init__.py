@@ -1,1 +1,1 @@
-"""Checks of a dump: what it lacks, the first rule that it breaks, and where."""
+"""Check a dump: find the fields that it lacks, the rules that it breaks, and the places."""

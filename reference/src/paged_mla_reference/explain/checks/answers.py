@@ -1,4 +1,4 @@
-"""The oracle's answers to a large step: on every core, and for tokens that are asked alone."""
+"""Compute the oracle's outputs for a large step: on every core, or for some of its tokens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paged_mla_reference.rules.rounding import Rounding
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
 
-_SHARES_PER_CORE = 8  # so that no core waits long for the last share
-_FEW = 64  # tokens that one core answers
+_SHARES_PER_CORE = 8  # several, so that no core waits long for the last share
+_FEW = 64  # steps of at most this many tokens run on one core
 
 
 def both_answers(problem: Problem, batch: Batch, image: CacheImage) -> tuple[Answer, Answer]:
-    """Return the answers of all tokens, exact and rounded where the rules round (S-5)."""
+    """Return the outputs of all tokens: exact, and rounded where the rules round (S-5)."""
     cores = os.cpu_count() or 1
     shares = 1 if batch.num_tokens <= _FEW else cores * _SHARES_PER_CORE
 
@@ -30,14 +30,14 @@ def both_answers(problem: Problem, batch: Batch, image: CacheImage) -> tuple[Ans
         asked = np.arange(batch.num_tokens) % shares == share
         return tuple(attend(problem, batch, image, r, asked) for r in Rounding)
 
-    with ThreadPoolExecutor(cores) as pool:  # NumPy lets go of the interpreter's lock
+    with ThreadPoolExecutor(cores) as pool:  # NumPy releases the interpreter's lock
         found = list(pool.map(answer, range(shares)))
     exact, rounded = (_joined([pair[i] for pair in found]) for i in range(len(Rounding)))
     return exact, rounded
 
 
 def _joined(shares: list[Answer]) -> Answer:
-    """Put every n-th token of share n into one answer."""
+    """Merge n shares; share i has computed the tokens i, i + n, i + 2 n, ..."""
     whole = shares[0]
     for number, share in enumerate(shares[1:], 1):
         for name, array in vars(whole).items():
@@ -47,18 +47,19 @@ def _joined(shares: list[Answer]) -> Answer:
 
 @dataclass(frozen=True)
 class Sample:
-    """An oracle that computes what a fault changes, and of that only some tokens.
+    """An oracle that recomputes only the tokens that a fault changes, and only some of these.
 
-    What a fault leaves alone is known. What it changes and is not asked is NaN: it is not
-    known.
+    A token that a fault does not change gets the right output. A token that a fault changes
+    gets NaN, for unknown, if `asked` does not select it.
 
     Parameters
     ----------
     problem, batch, image : Problem, Batch, CacheImage
         The step.
     right : Output
-        Its right answer, rounded.
+        The step's right output, rounded where the rules round.
     asked : bool [T]
+        The tokens to recompute if a fault changes them.
     """
 
     problem: Problem
@@ -68,11 +69,11 @@ class Sample:
     asked: NDArray[np.bool_]
 
     def oracle(self) -> Oracle:
-        """Return it."""
+        """Return the oracle: the right one, with this sample's attention."""
         return replace(RIGHT, attend=self.attend, attend_visible=self.attend_visible)
 
     def attend(self, problem: Problem, batch: Batch, image: CacheImage) -> Output:
-        """Answer a batch as the rules do (S-4 to S-7)."""
+        """Compute the output of a batch, which a fault may have changed (S-4 to S-7)."""
         changed = self._changed(problem, batch, image)
         if not changed.any():
             return Output(self.right.out.copy(), self.right.lse.copy())
@@ -88,7 +89,7 @@ class Sample:
         visible: Sequence[NDArray[np.bool_]],
         attend_query: AttendQuery | None = None,
     ) -> Output:
-        """Answer to other keys, or by other arithmetic (S-5 to S-7)."""
+        """Compute the output over other keys, or with other arithmetic (S-5 to S-7)."""
         changed = np.ones(batch.num_tokens, bool)
         if attend_query is None and problem is self.problem and image is self.image:
             seen = zip(visible, visibility(problem, batch), strict=True)
@@ -103,7 +104,7 @@ class Sample:
         return self._known(found.output(problem.dtype), changed)
 
     def _known(self, found: Output, changed: NDArray[np.bool_]) -> Output:
-        """Return what was found where tokens changed, and the right answer elsewhere."""
+        """Return `found` for changed tokens, and the right output for all other tokens."""
         out = np.where(changed[:, None, None], found.out, self.right.out)
         lse = np.where(changed[:, None], found.lse, self.right.lse)
         unknown = changed & ~self.asked
@@ -111,7 +112,7 @@ class Sample:
         return Output(out, lse)
 
     def _changed(self, problem: Problem, batch: Batch, image: CacheImage) -> NDArray[np.bool_]:
-        """Return which tokens are asked something else than those of the step, bool [T]."""
+        """Return which tokens have other inputs than in the step, bool [T]."""
         mine, tokens = self.batch, self.batch.num_tokens
         same_shape = np.array_equal(batch.cu_seqlens_q, mine.cu_seqlens_q)
         if problem is not self.problem or image is not self.image or not same_shape:
@@ -139,7 +140,7 @@ def _differ(mine: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> NDArray[np.bo
 
 
 def _tables_differ(problem: Problem, mine: Batch, other: Batch) -> NDArray[np.bool_]:
-    """Return which rows find other blocks in the table entries that they use, bool [B]."""
+    """Return which rows have other blocks in the table entries that they use, bool [B]."""
     columns = min(mine.block_table.shape[1], other.block_table.shape[1])
     used = -(-mine.seq_lens.astype(np.int64) // problem.block_size)
     inside = np.arange(columns) < used[:, None]

@@ -1,8 +1,8 @@
-"""Every check that a dump allows, in the order in which faults spread.
+"""Run every check that a dump allows, in the order in which a fault spreads through a step.
 
-Metadata comes first, then the bytes of the append, what was read back, queries of 8 bits, the
-merge of parts, attention, a whole layer, and a prefill. Attention is held against the cache as it
-was left, so that a wrong append does not count twice.
+The order is: metadata, bytes of the append, gathered context, 8-bit queries, the merge of partial
+results, attention, a whole layer, and a prefill. The check of attention uses the dump's cache
+after the append, so that a wrong append is not reported twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output
 
-MOST_PAIRS = 1 << 33  # of query and key that are attended
+MOST_PAIRS = 1 << 33  # of a query token and a key
 _RULE_OF = {
     "block_table": "S-1",
     "slot_mapping": "S-10",
@@ -51,7 +51,7 @@ _RULE_OF = {
 
 
 def examine(step: Step) -> Examination:
-    """Check all that the dump allows."""
+    """Run every check that the dump allows, and return all findings."""
     found = Examination(step, [])
     of_prefill_alone = step.prefill is not None and not any(step.has(name) for name in LENGTHS)
     valid = not of_prefill_alone and _check_inputs(found)
@@ -70,15 +70,15 @@ def examine(step: Step) -> Examination:
 
 
 def _check_inputs(found: Examination) -> bool:
-    """Hold lengths, tables, named slots and masks against the rules; return whether they hold."""
+    """Validate lengths, tables, slots and masks; return whether the rules allow them."""
     step, stage = found.step, Stage.METADATA
     what = "lengths, table" if step.has("block_table") else "lengths"
     if step.batch is None:
-        detail = f"{lacking_in(step, *LENGTHS)}: nothing can be laid out"
+        detail = f"{lacking_in(step, *LENGTHS)}, so its tokens cannot be assigned to rows"
         found.findings.append(Finding.undecided(stage, what, detail))
         return False
     if step.problem.mask is Mask.TREE and not step.has("mask"):
-        detail = f"{lacking_in(step, 'mask')}: what a draft sees is not known"
+        detail = f"{lacking_in(step, 'mask')}, so the keys that a draft token sees are unknown"
         found.findings.append(Finding.undecided(stage, what, detail))
         return False
     try:
@@ -93,7 +93,7 @@ def _check_inputs(found: Examination) -> bool:
 
 
 def _check_plan(found: Examination) -> None:
-    """Positions and slots are exact (S-1, S-3)."""
+    """Check that positions and slots are exact (S-1, S-3)."""
     step, stage = found.step, Stage.METADATA
     assert step.batch is not None
     right = metadata(step.problem, step.batch)
@@ -108,7 +108,10 @@ def _check_plan(found: Examination) -> None:
 
 
 def _check_append(found: Examination) -> None:
-    """Every byte of the cache (S-10); without the cache before, those of the step's tokens."""
+    """Check every byte of the cache (S-10).
+
+    Without the cache before the step, only the bytes of the step's tokens are checked.
+    """
     step, stage = found.step, Stage.APPEND
     problem, batch, what = step.problem, step.batch, "bytes of the cache"
     assert batch is not None
@@ -124,7 +127,7 @@ def _check_append(found: Examination) -> None:
         return
     assert step.after is not None
     start = step.before
-    if start is None:  # an append changes nothing of what it left
+    if start is None:  # a right append to the cache after the step changes no byte of it
         start, what = step.after, "tokens of the step in the cache"
     slots = slots_to_write(problem, batch)
     expected = append(problem, batch, start)
@@ -142,12 +145,12 @@ def _check_append(found: Examination) -> None:
         ),
     )
     if step.before is None:
-        detail = "the dump has no cache before: whether anything else was written is not known"
+        detail = "the dump has no cache before the step, so other writes cannot be found"
         found.findings.append(Finding.undecided(stage, "the rest of the cache", detail))
 
 
 def _check_left(found: Examination) -> None:
-    """Hold what was appended against itself afterwards (S-10)."""
+    """Check that the append left its inputs unchanged (S-10)."""
     step, stage, what = found.step, Stage.APPEND, "latents after the append"
     names = [name for name in LATENTS if step.has(name, f"{name}_left")]
     if not names:
@@ -159,16 +162,16 @@ def _check_left(found: Examination) -> None:
 
 
 def _check_rest(found: Examination) -> None:
-    """Hold every byte but those of the step's tokens, whose latents are not known (S-10)."""
+    """Check every byte except those of the step's tokens, whose latents are unknown (S-10)."""
     step, stage, what = found.step, Stage.APPEND, "the rest of the cache"
-    detail = f"{lacking_in(step, *LATENTS)}: what was written is not known"
+    detail = f"{lacking_in(step, *LATENTS)}, so the bytes to write are unknown"
     found.findings.append(Finding.undecided(stage, "tokens of the step in the cache", detail))
     layout, before, after = step.problem.layout, step.before, step.after
     assert step.batch is not None
     assert before is not None
     assert after is not None
     if layout.format.couples_tokens:
-        detail = "what else an append changes in this format follows from its latents"
+        detail = "in this format, the step's latents also change the bytes of other tokens"
         found.findings.append(Finding.undecided(stage, what, detail))
         return
     slots = slots_to_write(step.problem, step.batch)
@@ -190,7 +193,7 @@ def _check_rest(found: Examination) -> None:
 def _places(
     image: CacheImage, slots: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where slots lie among an image's blocks: which block of them, and which token."""
+    """Return, for each slot, the index of its block in the image and its offset in the block."""
     order = np.argsort(image.block_ids)
     size = image.layout.block_size
     block = order[np.searchsorted(image.block_ids, slots // size, sorter=order)]
@@ -198,7 +201,7 @@ def _places(
 
 
 def _check_gather(found: Examination) -> None:
-    """Hold gathered context against the cache (S-1, S-9)."""
+    """Compare gathered context with the cache (S-1, S-9)."""
     step, stage, what = found.step, Stage.GATHER, "gathered context"
     if not step.has("gathered_ckv", "gathered_k_pe"):
         return
@@ -219,7 +222,7 @@ def _check_gather(found: Examination) -> None:
 
 
 def _check_queries(found: Examination) -> None:
-    """Hold codes and scales of queries against the queries (S-11, S-12)."""
+    """Compare codes and scales of 8-bit queries with the queries (S-11, S-12)."""
     step, stage, what = found.step, Stage.QUERIES, "codes and scales of queries"
     if not step.has("query_codes", "query_scales"):
         return
@@ -241,8 +244,8 @@ def _check_queries(found: Examination) -> None:
 
 
 def _check_merge(found: Examination) -> None:
-    """Hold the answer against what its parts merge to (S-8)."""
-    step, stage, what = found.step, Stage.MERGE, "parts joined"
+    """Compare the output with the merge of its partial results (S-8)."""
+    step, stage, what = found.step, Stage.MERGE, "merged partial results"
     lse, partials = step.lse, step.partials
     if not partials:
         return
@@ -255,36 +258,36 @@ def _check_merge(found: Examination) -> None:
         found.findings.append(Finding(stage, what, State.BROKEN, "S-8", str(error)))
         return
     out, wide = step.array("out"), widen(step.array("out"))
-    if step.problem.dtype != "float32":  # a rounded answer is compared with one rounded likewise
+    if step.problem.dtype != "float32":  # a difference within the output's rounding is no error
         lost = np.abs(wide - expected.out) <= ulp(np.abs(wide), step.problem.dtype)
         out = np.where(lost, expected.out, wide).astype(np.float32)
     hold(found, stage, what, lambda: compare.check_merge(Output(out, lse), expected, partials))
 
 
 def without_cache(step: Step) -> str:
-    """Return what keeps rows from being read; "" if nothing does."""
+    """Return why the keys of some rows cannot be read; "" if all can be read."""
     if lacking := lacking_in(step, "block_table"):
         return lacking
     if step.after is None:
-        return "the dump has no cache: give block_ids and cache_after"
+        return "the dump has no cache: add block_ids and cache_after"
     rows = step.unlisted_rows()
     if rows.size:
-        return f"the dump does not list every block of {len(rows)} rows, {rows[0]} the first"
+        return f"the dump lacks blocks of {len(rows)} rows; row {rows[0]} is the first"
     return ""
 
 
 def _check_attention(found: Examination) -> None:
-    """Out and lse, each within its budget (S-5, S-6, S-7, S-9)."""
+    """Check that out and lse are each within their budgets (S-5, S-6, S-7, S-9)."""
     step, stage, batch = found.step, Stage.ATTENTION, found.step.batch
     assert batch is not None
     if not (step.has("out") or step.has("lse")):
         if step.layer is not None:
-            return  # it is a layer's step
-        found.findings.append(Finding.undecided(stage, "out, lse", "the dump has neither"))
+            return  # check_layer checks the output of a layer
+        found.findings.append(Finding.undecided(stage, "out, lse", "the dump has no out or lse"))
         return
     lacking = lacking_in(step, *QUERIES) or without_cache(step)
     if not lacking and int(batch.query_lens @ batch.seq_lens.astype(np.int64)) > MOST_PAIRS:
-        lacking = f"the step has more than {MOST_PAIRS} pairs of query and key"
+        lacking = f"the step has more than {MOST_PAIRS} pairs of a query token and a key"
     if lacking:
         found.findings.append(Finding.undecided(stage, "values of out and lse", lacking))
         hold(found, stage, "zeros, NaN and -inf", lambda: _check_anomalies(step, batch))
@@ -306,14 +309,14 @@ def _check_attention(found: Examination) -> None:
 
 
 def _check_anomalies(step: Step, batch: Batch) -> list[Check]:
-    """Hold what needs no cache: what is empty is 0, and all is finite (S-6, S-9)."""
+    """Run the checks that need no cache: output is 0 without keys, and finite (S-5, S-6, S-9)."""
     keys = keys_of_tokens(batch)  # 0 for padding
     empty = keys == 0
     if step.has("out"):
         out = widen(step.array("out"))
         _refuse(empty & (out != 0).any(axis=(1, 2)), "S-6", "out", "not 0 for padding", batch)
         bad = ~np.isfinite(out).all(axis=2)
-        _refuse(np.asarray(bad), "S-9", "out", "no finite number", batch)
+        _refuse(np.asarray(bad), "S-9", "out", "NaN or infinite", batch)
         silent = ~empty & (out == 0).all(axis=(1, 2))
         _refuse(silent, "S-5", "out", "all 0 although the row has keys", batch)
     if step.lse is not None:

@@ -1,4 +1,4 @@
-"""How far a dump's answer is from the right one, query by query."""
+"""Compute the errors of a dump's output, for each query token and head."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from paged_mla_shared.problem import Output
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of every query and head; infinite where a number is not finite and should be.
+    """Errors of every query token and head.
+
+    An error is infinite if only one of two numbers is finite, or if they are not finite and
+    different.
 
     Parameters
     ----------
     out, lse : float64 [T, H]
-        Largest of its elements.
+        Absolute errors; for out, the largest of its elements.
     out_share, lse_share : float64 [T, H]
-        In budgets: above 1 is wrong.
+        Errors divided by their budgets: values above 1 are wrong.
     ulps : float64 [T, H, R]
-        Errors of out, with their sign, in units in the last place of the token's largest number;
-        0 where a number is not finite.
+        Signed errors of out, in units in the last place of the token's largest number; 0 where
+        one of the two numbers is not finite.
     """
 
     out: NDArray[np.float64]
@@ -37,12 +40,12 @@ class Errors:
 
     @property
     def wrong(self) -> NDArray[np.bool_]:
-        """Which queries and heads are wrong, bool [T, H]."""
+        """Which query tokens and heads are wrong, bool [T, H]."""
         return np.asarray((self.out_share > 1) | (self.lse_share > 1))
 
 
 def errors_of(step: Step, right: Right) -> Errors:
-    """Return the errors of a dump's answer (S-5, S-7)."""
+    """Return the errors of a dump's output (S-5, S-7)."""
     exact = right.exact
     actual = actual_output(step, right.exact.output("float32"))
     out, odd_out = differences(actual.out, exact.out)
@@ -59,14 +62,14 @@ def errors_of(step: Step, right: Right) -> Errors:
 
 
 def actual_output(step: Step, answer: Output, prefix: str = "") -> Output:
-    """Return the dump's answer; what it does not have is that of `answer`.
+    """Return the dump's output; a field that the dump lacks is taken from `answer`.
 
     Parameters
     ----------
     step : Step
     answer : Output
     prefix : str
-        Of both fields' names in the dump: "prefill_", "layer_", or "" for attention.
+        The prefix of both fields' names in the dump: "prefill_", "layer_", or "" for attention.
     """
     out = step.dump.arrays.get(f"{prefix}out", answer.out)
     lse = step.in_nats(f"{prefix}lse")
@@ -76,7 +79,11 @@ def actual_output(step: Step, answer: Output, prefix: str = "") -> Output:
 def differences(
     mine: NDArray[Any], theirs: NDArray[Any]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return differences of finite numbers, and where two are not both finite or both the same."""
+    """Return the absolute differences of finite numbers, and where numbers cannot be compared.
+
+    Two numbers cannot be compared if they are not both finite, not equal, and not both NaN;
+    their difference is returned as 0.
+    """
     a, b = widen(mine), widen(theirs)
     both = np.isfinite(a) & np.isfinite(b)
     same = both | (a == b) | (np.isnan(a) & np.isnan(b))
@@ -86,4 +93,4 @@ def differences(
 def _share(error: NDArray[np.float64], budget: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(divide="ignore", invalid="ignore"):
         share = error / budget
-    return np.where((error == 0) | np.isnan(share), 0.0, share)  # no budget: nothing is held
+    return np.where((error == 0) | np.isnan(share), 0.0, share)  # a NaN budget checks no value

@@ -1,4 +1,4 @@
-"""What is known of a dump once it is checked: findings, and what the rules make of the step."""
+"""The result of checking a dump: its findings, and the step's right outputs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ Given = TypeVar("Given", Answer, Output)
 
 @dataclass(frozen=True)
 class Right:
-    """What the rules make of the step, as far as the dump lets them.
+    """The right output of a step, and the errors that are allowed.
 
     Parameters
     ----------
     exact, rounded : Answer
+        Without rounding, and rounded where the rules round.
     out_budget : float64 [T]
+        The largest allowed error of each token's out.
     lse_budget : float64 [T, H]
+        The largest allowed error of lse.
     allowance : Allowance or None
-        Of products of 8 bits, where the dump allows them.
+        The additional error of 8-bit products, if the dump allows them.
     """
 
     exact: Answer
@@ -50,7 +53,7 @@ class Right:
 
     @classmethod
     def of(cls, step: Step, batch: Batch, image: CacheImage) -> Right:
-        """Compute it (S-4 to S-7)."""
+        """Compute the right output of a step's attention over a cache (S-4 to S-7)."""
         problem = step.problem
         exact, rounded = both_answers(problem, batch, image)
         keys, terms = keys_of_tokens(batch), batch.query_width
@@ -65,7 +68,7 @@ class Right:
 
     @classmethod
     def of_prefill(cls, problem: Problem, batch: PrefillBatch) -> Right:
-        """Compute that of a prefill (S-4 to S-7, S-21)."""
+        """Compute the right output of a prefill (S-4 to S-7, S-21)."""
         exact, rounded = (prefill(problem, batch, rounding) for rounding in Rounding)
         keys, terms = keys_of_tokens(batch), batch.query_width
         out = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)
@@ -74,16 +77,17 @@ class Right:
 
 @dataclass
 class Examination:
-    """All findings of a dump, and what was computed on the way.
+    """All findings of a dump, and the right outputs that the checks computed.
 
     Parameters
     ----------
     step : Step
     findings : list of Finding
+        In the order of the checks.
     right, right_prefill : Right or None
-        ``None`` where attention, or a prefill, could not be recomputed.
+        The right outputs of attention and of a prefill; ``None`` if they were not recomputed.
     right_layer : RightLayer or None
-        Of a whole layer, likewise.
+        The right output of a whole layer; ``None`` if it was not recomputed.
     """
 
     step: Step
@@ -94,18 +98,18 @@ class Examination:
 
     @property
     def first(self) -> Finding | None:
-        """The first broken rule, ``None`` if none is."""
+        """The finding of the first broken rule; ``None`` if no rule is broken."""
         return next((f for f in self.findings if f.state is State.BROKEN), None)
 
 
 def lacking_in(step: Step, *names: str) -> str:
-    """Return the sentence that names missing fields; "" if there are all."""
+    """Return a clause that names the missing fields; "" if the dump has all of them."""
     lacking = [name for name in names if not step.has(name)]
     return f"the dump has no {', '.join(lacking)}" if lacking else ""
 
 
 def hold(found: Examination, stage: Stage, what: str, check: Any) -> None:
-    """Note what a comparison says."""
+    """Run a comparison and add its result to the findings."""
     try:
         found.findings.append(Finding.held(stage, what, check()))
     except Mismatch as mismatch:
@@ -113,9 +117,10 @@ def hold(found: Examination, stage: Stage, what: str, check: Any) -> None:
 
 
 def are_numbers(exact: Answer) -> NDArray[np.bool_]:
-    """Return which tokens have a right answer that is one, bool [T].
+    """Return which tokens have a right output without NaN and infinite values, bool [T].
 
-    Others have queries, or see keys, that are no finite numbers: whatever they get is not held.
+    Other tokens have queries, or see keys, with NaN or infinite values: their outputs are not
+    checked. An lse of -inf is allowed.
     """
     return np.asarray(np.isfinite(exact.out).all(axis=(1, 2)) & (exact.lse < np.inf).all(axis=1))
 
@@ -123,17 +128,20 @@ def are_numbers(exact: Answer) -> NDArray[np.bool_]:
 def unknown_tokens(
     found: Examination, stage: Stage, batch: Rows, exact: Answer
 ) -> NDArray[np.bool_]:
-    """Return which tokens have no right answer that is a number, bool [T], and note them."""
+    """Return the tokens whose outputs are not checked (not :func:`are_numbers`), bool [T].
+
+    If there are any, an undecided finding is added.
+    """
     tokens = ~are_numbers(exact)
     if tokens.any():
-        detail = f"what {int(tokens.sum())} tokens see is no finite number: "
+        detail = f"{int(tokens.sum())} tokens have NaN or infinite queries or keys: "
         detail += describe(tokens, batch)
-        found.findings.append(Finding.undecided(stage, "out, lse of what is no number", detail))
+        found.findings.append(Finding.undecided(stage, "out, lse of tokens with NaN", detail))
     return tokens
 
 
 def blinded(answer: Given, tokens: NDArray[np.bool_]) -> Given:
-    """Return an answer in which these tokens see nothing."""
+    """Return a copy in which these tokens see no keys: lse is -inf, all else is 0."""
     if not tokens.any():
         return answer
     arrays = {name: array.copy() for name, array in vars(answer).items()}
@@ -149,17 +157,20 @@ def hold_answer(
     answers: tuple[Output, Output],
     check: Callable[[Output], list[Check]],
 ) -> None:
-    """Note what a comparison says of out and of lse, each held with the other one right.
+    """Check out and lse separately, and add both results to the findings.
+
+    Each of the two is compared while the other one is replaced by its right value.
 
     Parameters
     ----------
     found : Examination
     stage : Stage
     prefix : str
-        Of both fields' names in the dump.
+        The prefix of both fields' names in the dump.
     answers : (Output, Output)
-        The dump's, and a right one.
+        The dump's output, and the right output.
     check : callable
+        Compares an output with the right one; raises ``Mismatch`` if it is wrong.
     """
     actual, right = answers
     alone = {"out": Output(actual.out, right.lse), "lse": Output(right.out, actual.lse)}

@@ -1,4 +1,4 @@
-"""What a check of a dump found."""
+"""The result of one check of a dump."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from paged_mla_reference.tolerance.compare import Check, Mismatch
 
 
 class Stage(StrEnum):
-    """What is checked, in this order: what is wrong early spoils what follows."""
+    """The stages of a step in the order of their checks: an early error makes later values wrong.
+
+    LAYER is the attention of a whole layer, between its projections. PREFILL is attention over
+    keys and values of every head.
+    """
 
     METADATA = "metadata"  # lengths, tables, masks, slots, positions
     APPEND = "append"  # bytes of the cache
-    GATHER = "gather"  # what was read back
-    QUERIES = "queries"  # codes and scales of 8 bits
-    MERGE = "merge"  # parts joined
+    GATHER = "gather"  # gathered context
+    QUERIES = "queries"  # codes and scales of 8-bit queries
+    MERGE = "merge"  # the merge of partial results
     ATTENTION = "attention"  # out and lse
-    LAYER = "layer"  # out and lse between a layer's projections
-    PREFILL = "prefill"  # out and lse over keys of every head
+    LAYER = "layer"  # out and lse
+    PREFILL = "prefill"  # out and lse
 
 
 class State(StrEnum):
-    """What became of a check."""
+    """The outcome of a check; UNDECIDED if the dump lacks the fields that the check needs."""
 
     HELD = "held"
     BROKEN = "broken"
@@ -38,16 +42,17 @@ class Finding:
     ----------
     stage : Stage
     what : str
-        The field or the quantity.
+        The field or the quantity that was checked.
     state : State
     rule : str
-        The rule that is broken; "" unless it is.
+        The id of the broken rule; "" if no rule is broken.
     detail : str
-        How it is broken and where, what held, or what is missing to decide.
+        How and where the rule is broken, how closely the values match, or why the check is
+        undecided.
     at : tuple of int
-        First wrong coordinate, where known.
+        The first wrong coordinate; empty if it is unknown.
     error, budget : float
-        The worst error, relative to its budget, of what held.
+        Of a check that holds: the error that is largest relative to its budget, and this budget.
     """
 
     stage: Stage
@@ -61,24 +66,24 @@ class Finding:
 
     @classmethod
     def broken(cls, stage: Stage, what: str, mismatch: Mismatch) -> Finding:
-        """Return what a mismatch says."""
+        """Return the finding of a mismatch."""
         detail = str(mismatch).partition(": ")[2]
         return cls(stage, what, State.BROKEN, mismatch.rule, detail, mismatch.at)
 
     @classmethod
     def held(cls, stage: Stage, what: str, checks: list[Check]) -> Finding:
-        """Return the tightest of some checks."""
+        """Return the finding of checks that hold, with the error that is nearest to its budget."""
         worst = max(checks, key=lambda c: c.error / c.budget if c.budget else 0.0)
-        detail = "every bit" if worst.budget == 0 else ""
+        detail = "every bit is right" if worst.budget == 0 else ""
         error, budget = worst.error, worst.budget
         return cls(stage, what, State.HELD, detail=detail, error=error, budget=budget)
 
     @classmethod
     def undecided(cls, stage: Stage, what: str, detail: str) -> Finding:
-        """Return that something is missing."""
+        """Return the finding of a check that the dump does not allow; `detail` is the reason."""
         return cls(stage, what, State.UNDECIDED, detail=detail)
 
     @property
     def sentence(self) -> str:
-        """The broken rule's text."""
+        """The text of the broken rule; "" if no rule is broken."""
         return RULES.get(self.rule, "")

@@ -1,4 +1,4 @@
-"""Checks of a whole layer: a step between its projections."""
+"""Check the attention of a whole layer, between its projections."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Mask
 
 ANSWER = ("layer_out", "layer_lse")
-MOST_PAIRS = 1 << 26  # of query, key and head: every hypothesis is tried on all of them
+MOST_PAIRS = 1 << 26  # triples of query, key and head: every hypothesis is tried on all of them
 MOST_ELEMENTS = 1 << 27  # of keys and values of every head
 
 
 def check_layer(found: Examination, lacking: str) -> None:
-    """Out and lse, each within its budget (S-6, S-9, S-21); `lacking` is why no key can be read."""
+    """Check that a layer's out and lse are each within their budgets (S-6, S-9, S-21).
+
+    `lacking` is the reason why keys cannot be read, or "".
+    """
     step, stage = found.step, Stage.LAYER
     given = [name for name in ANSWER if step.has(name)]
     if step.layer is None:
@@ -40,11 +43,11 @@ def check_layer(found: Examination, lacking: str) -> None:
         found.findings.append(Finding(stage, error.argument, State.BROKEN, "S-21", str(error)))
         return
     if not given:
-        lacking = "the dump has neither"
+        lacking = "the dump has no layer_out or layer_lse"
     elif step.problem.mask is not Mask.CAUSAL or step.dump.products != "exact":
-        lacking = "what a layer may be off is known of causal steps with exact products"
+        lacking = "layers can be checked only with a causal mask and exact products"
     elif not lacking and _is_large(step):
-        lacking = "there are too many keys, queries and heads: keep some rows, or some heads"
+        lacking = "the layer has too many keys, queries and heads: dump fewer rows or heads"
     if lacking:
         found.findings.append(Finding.undecided(stage, "out, lse", lacking))
         return

@@ -1,4 +1,7 @@
-"""How large a dump may be for an explanation: a small file can name one block a million times."""
+"""Limit the size of a dump that is explained.
+
+The size of the file is no limit: a small file can name one block a million times.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,21 @@ from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
 
 MOST_NUMBERS = 1 << 30
-"""Of the keys of one row, gathered: 8 GiB in float64."""
+"""The most numbers in the gathered keys of one row: 8 GiB in float64."""
 MOST_PRODUCTS = 1 << 42
-"""Of one answer to the step, of which an explanation computes many: about an hour of one core."""
+"""The most products in one output of the step: about one hour on one core.
+
+An explanation computes many outputs.
+"""
 
 
 def check_keys(dump: Dump) -> None:
-    """Check that the keys of each row can be gathered.
+    """Check that the keys of each row fit in memory when they are gathered.
 
     Raises
     ------
     InvalidArgument
+        A row has more than ``MOST_NUMBERS`` numbers in its keys.
     """
     _, keys = _lengths(dump)
     most = MOST_NUMBERS // dump.problem.dims.cached_dim
@@ -30,27 +37,31 @@ def check_keys(dump: Dump) -> None:
 
 
 def check_pairs(dump: Dump) -> None:
-    """Check that the answer to all rows can be computed.
+    """Check that the output of all rows can be computed in bounded time.
 
     Raises
     ------
     InvalidArgument
+        The output takes more than ``MOST_PRODUCTS`` products.
     """
     dims = dump.problem.dims
     pairs = sum(int(q) * int(k) for q, k in zip(*_lengths(dump), strict=True))
     most = MOST_PRODUCTS // (dims.num_heads * dims.cached_dim)
     if pairs > most:
-        given = f"{pairs:,} pairs of a query and a key"
-        allowed = f"at most {most:,} with these dims: a dump of fewer rows, or --token"
+        given = f"{pairs:,} pairs of a query token and a key"
+        allowed = f"at most {most:,} with these dims; dump fewer rows, or use --token"
         raise InvalidArgument("seq_lens", given, allowed)
 
 
 def _lengths(dump: Dump) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return queries and keys of each row that may be computed; none of a dump without lengths."""
+    """Return the numbers of queries and of keys of each row; empty for a dump without lengths.
+
+    A number of queries below 0 is returned as 0, and so is a number of keys that no rule allows.
+    """
     arrays = dump.arrays
     if not {"cu_seqlens_q", "seq_lens", "block_table"} <= arrays.keys():
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    room = arrays["block_table"].shape[1] * dump.problem.block_size  # no rule allows longer rows
+    room = arrays["block_table"].shape[1] * dump.problem.block_size  # the rules allow no more keys
     keys = arrays["seq_lens"].astype(np.int64)
     queries = np.diff(arrays["cu_seqlens_q"].astype(np.int64))
     return np.maximum(queries, 0), np.where((keys > 0) & (keys <= room), keys, 0)

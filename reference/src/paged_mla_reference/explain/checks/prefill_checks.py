@@ -1,4 +1,4 @@
-"""Checks of a prefill: attention over keys and values of every head, which reads no cache."""
+"""Check a prefill: attention over keys and values of every head, which reads no cache."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from paged_mla_reference.tolerance.compare import check_output
 from paged_mla_shared.errors import InvalidArgument
 
 ANSWER = ("prefill_out", "prefill_lse")
-MOST = 1 << 26  # of query, key and head: every hypothesis is tried on all of them
+MOST = 1 << 26  # triples of query, key and head: every hypothesis is tried on all of them
 
 
 def check_prefill(found: Examination) -> None:
-    """Out and lse, each within its budget (S-4 to S-7, S-9, S-21)."""
+    """Check that a prefill's out and lse are within their budgets (S-4 to S-7, S-9, S-21)."""
     step, stage, batch = found.step, Stage.PREFILL, found.step.prefill
     given = [name for name in ANSWER if step.has(name)]
     if batch is None:
@@ -38,9 +38,9 @@ def check_prefill(found: Examination) -> None:
         found.findings.append(Finding(stage, error.argument, State.BROKEN, "S-2", str(error)))
         return
     pairs = int(batch.query_lens.astype(np.int64) @ batch.seq_lens.astype(np.int64))
-    detail = "" if given else "the dump has neither"
+    detail = "" if given else "the dump has no prefill_out or prefill_lse"
     if pairs * step.problem.dims.num_heads > MOST:
-        detail = f"there are more than {MOST} of query, key and head: keep some rows, or some heads"
+        detail = f"more than {MOST} triples of query, key and head: dump fewer rows or heads"
     if detail:
         found.findings.append(Finding.undecided(stage, "out, lse", detail))
         return

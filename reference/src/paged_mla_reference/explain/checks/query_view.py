@@ -1,4 +1,4 @@
-"""One query token with all keys of its row, and what its answer says of them."""
+"""View one query token together with all keys of its row."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ class QueryView:
     ----------
     token, row : int
     query : float64 [H, R+P]
+        Rotated, if the problem has a rope.
     seen : bool [S]
-        Keys it sees.
+        The keys that the token sees.
     scores : float64 [H, S]
+        The scaled scores of all keys of the row.
     lse : float64 [H]
-        Right.
+        The right lse.
     """
 
     token: int
@@ -46,13 +48,13 @@ class QueryView:
 
     @property
     def shares(self) -> Array:
-        """What each key would weigh beside those it sees, float64 [H, S]."""
+        """The weight of each key relative to the sum over the keys seen, float64 [H, S]."""
         with np.errstate(over="ignore"):
             return np.exp(self.scores - self.lse[:, None])
 
 
 def views_of_wrong(found: Examination, most: int) -> Iterator[QueryView]:
-    """Return some wrong query tokens, one of a row, those of few keys first."""
+    """Return wrong query tokens with fewest keys, at most one per row and `most` in all."""
     step, right = found.step, found.right
     if right is None or step.batch is None:
         return
@@ -76,7 +78,7 @@ def row_of(batch: Batch, token: int) -> int:
 
 
 def query_of(step: Step, token: int) -> Array:
-    """Return one query, rotated if need be, float64 [H, R+P]."""
+    """Return one query, rotated if the problem has a rope, float64 [H, R+P]."""
     batch, rope = step.batch, step.problem.rope
     assert batch is not None
     q_pe = widen(batch.q_pe[token : token + 1])

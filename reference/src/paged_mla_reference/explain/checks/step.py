@@ -1,4 +1,4 @@
-"""A dump as the rules see it: a batch, the cache before and after, and what is missing for more."""
+"""Turn a dump into the arguments of the rules: a batch, and the cache before and after."""
 
 from __future__ import annotations
 
@@ -34,30 +34,32 @@ PREFILL = tuple(
 )
 LAYER = ("layer_q_nope", "q_pe", "kv_b_proj")
 LARGEST_BLOCK = 1 << 28  # bytes
-MOST_ENTRIES = 1 << 24  # of a table that stands in for a missing one; tokens of no tensor
+MOST_ENTRIES = 1 << 24  # of a table that replaces a missing one; of tokens without a tensor
 _INPUTS = (*LENGTHS, "block_table", *QUERIES, *LATENTS, "mask", "slot_mapping")
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a dump lets be recomputed.
+    """A recorded step, as far as the dump allows it to be recomputed.
 
     Parameters
     ----------
     dump : Dump
     problem : Problem
-        The dump's; where it has no table, with as many blocks as its rows need.
+        The dump's problem. Without a block table in the dump, it has at least as many blocks as
+        its rows need.
     batch : Batch or None
-        What the dump does not have is a stand-in: zeros, or a table of blocks in a row. ``None``
-        without lengths.
+        Arrays that the dump lacks are placeholders: zeros, or a table of consecutive blocks.
+        ``None`` if the dump has no lengths.
     before, after : CacheImage or None
-        The cache; `after` is computed where the dump allows it (`computed`).
+        The cache before and after the step. If the dump lacks `after`, it is computed where
+        possible (see `computed`).
     prefill : PrefillBatch or None
-        ``None`` unless the dump has all of it.
+        ``None`` unless the dump has all fields of a prefill.
     layer : LayerBatch or None
-        The batch with the queries of a whole layer; ``None`` unless the dump has all of it.
+        The batch with the queries of a whole layer; ``None`` unless the dump has its fields.
     computed : str
-        What `after` was computed from; "" where the dump has it.
+        The data from which `after` was computed; "" if the dump has it, or if it is ``None``.
     """
 
     dump: Dump
@@ -71,13 +73,13 @@ class Step:
 
     @classmethod
     def of(cls, dump: Dump) -> Step:
-        """Lay out a dump.
+        """Return the step of a dump.
 
         Raises
         ------
         InvalidArgument
-            The dump's problem is none, blocks are listed twice or outside the cache, or nothing can
-            be divided by its query scale.
+            The dump's problem is invalid, a block is listed twice or outside the cache, a block or
+            a table is too large, or the query scale is invalid.
         """
         validate_problem(dump.problem)
         validate_query_scale(query_scale(dump))
@@ -101,18 +103,18 @@ class Step:
 
     @property
     def planned(self) -> dict[str, str]:
-        """What the dump has of a plan and the rules say too: fields, by names in ``Metadata``."""
+        """The dump's fields that the rules compute too, by their names in ``Metadata``."""
         found = {"positions": ("positions",), "slot_mapping": ("slots", "block_table")}
         return {name: needs[0] for name, needs in found.items() if self.has(*needs)}
 
     @property
     def lse(self) -> NDArray[np.float32] | None:
-        """The dump's lse in nats, ``None`` without one."""
+        """The dump's lse in nats; ``None`` if the dump has no lse."""
         return self.in_nats("lse")
 
     @property
     def partials(self) -> list[Output]:
-        """The answers over parts of the keys, lse in nats; none without both fields."""
+        """The partial results, lse in nats; empty if the dump lacks one of their two fields."""
         lse = self.in_nats("partial_lse")
         if lse is None or not self.has("partial_out"):
             return []
@@ -122,7 +124,7 @@ class Step:
         ]
 
     def in_nats(self, name: str) -> NDArray[np.float32] | None:
-        """Return a field that is an lse, in nats; ``None`` without it."""
+        """Return a field that is an lse, in nats; ``None`` if the dump lacks it."""
         if name not in self.dump.arrays:
             return None
         lse = self.dump.arrays[name]
@@ -131,7 +133,10 @@ class Step:
         return lse.astype(np.float32)
 
     def unlisted_rows(self) -> NDArray[np.int64]:
-        """Return the rows that use a block which the dump does not list, where it has a cache."""
+        """Return the rows that use a block that the dump does not list.
+
+        Empty without a batch or a cache, or if the dump specifies the bytes of unlisted blocks.
+        """
         if self.batch is None or self.after is None or self.has("unlisted"):
             return np.zeros(0, np.int64)
         listed, size = self.after.block_ids, self.problem.block_size
@@ -146,7 +151,7 @@ def has(dump: Dump, *names: str) -> bool:
 
 
 def query_scale(dump: Dump) -> float | None:
-    """Return the scale that all queries were to be divided by; ``None`` for their own."""
+    """Return the scale of all queries; ``None`` if each query has its own scale."""
     scale = dump.arrays.get("query_scale")
     return None if scale is None else float(scale)
 
@@ -160,7 +165,10 @@ def _prefill(dump: Dump) -> PrefillBatch | None:
 
 
 def _layer(dump: Dump, batch: Batch | None) -> LayerBatch | None:
-    """Return the batch as a layer is asked it; unless the dump says more, in one part."""
+    """Return the batch of a whole layer; ``None`` if the dump lacks its fields.
+
+    Without a workspace in the dump, the workspace holds all keys, so that they are one chunk.
+    """
     if batch is None or not has(dump, *LAYER):
         return None
     step = replace(batch, q_nope=dump.arrays["layer_q_nope"])
@@ -174,7 +182,7 @@ def _layer(dump: Dump, batch: Batch | None) -> LayerBatch | None:
 
 
 def _batch(dump: Dump) -> tuple[Problem, Batch]:
-    """Return a batch whose missing arrays are stand-ins, and the problem it fits."""
+    """Return a batch whose missing arrays are placeholders, and the problem that fits it."""
     problem, dims = dump.problem, dump.problem.dims
     given: dict[str, Any] = {name: dump.arrays[name] for name in _INPUTS if name in dump.arrays}
     tokens, element = _tokens(dump), numpy_dtype(problem.dtype)
@@ -185,7 +193,7 @@ def _batch(dump: Dump) -> tuple[Problem, Batch]:
         "k_pe": (tokens, dims.qk_rope_head_dim),
     }
     for name, shape in shapes.items():
-        given.setdefault(name, np.broadcast_to(np.zeros((), element), shape))  # of no memory
+        given.setdefault(name, np.broadcast_to(np.zeros((), element), shape))  # uses no memory
     if "block_table" not in given:
         rows = len(given["seq_lens"])
         longest = max(int(given["seq_lens"].max(initial=0)), 0)
@@ -200,7 +208,7 @@ def _batch(dump: Dump) -> tuple[Problem, Batch]:
 
 
 def _tokens(dump: Dump) -> int:
-    """Return T, as any field has it; else the tokens of the rows."""
+    """Return T, taken from the shape of any field, or else the number of the rows' tokens."""
     for name, array in dump.arrays.items():
         axes = FIELDS[name].shape(dump.problem) or ()
         if "T" in axes:
@@ -208,32 +216,32 @@ def _tokens(dump: Dump) -> int:
     sums = dump.arrays["cu_seqlens_q"]
     tokens = max(int(sums[-1]), 0) if sums.size else 0
     if tokens > MOST_ENTRIES:
-        given = f"{tokens} tokens, and no tensor of them"
+        given = f"{tokens} tokens, in a dump without a tensor of tokens"
         raise InvalidArgument("cu_seqlens_q", given, f"at most {MOST_ENTRIES}")
     return tokens
 
 
 def _image(dump: Dump, when: str) -> CacheImage | None:
-    """Return the dump's cache at that time."""
+    """Return the dump's cache "before" or "after" the step; ``None`` if the dump lacks it."""
     blocks = _raw_blocks(dump, when)
     if blocks is None or "block_ids" not in dump.arrays:
         return None
     layout, ids = dump.problem.layout, dump.arrays["block_ids"]
     if len(np.unique(ids)) < len(ids):
-        raise InvalidArgument("block_ids", "one block twice", "every block once")
+        raise InvalidArgument("block_ids", "the same block twice", "each block at most once")
     if ((ids < 0) | (ids >= layout.num_blocks)).any():
-        raise InvalidArgument("block_ids", "blocks outside", f"[0, {layout.num_blocks})")
+        raise InvalidArgument("block_ids", "blocks outside the cache", f"[0, {layout.num_blocks})")
     poison = dump.arrays.get("unlisted")
     if poison is None:
         poison = poisoned_image(layout).poison
     elif not poison.size or layout.block_stride % poison.size:
-        allowed = f"a divisor of the block's {layout.block_stride}"
+        allowed = f"a number that divides the {layout.block_stride} bytes of a block"
         raise InvalidArgument("unlisted", f"{poison.size} bytes", allowed)
     return CacheImage(layout, ids, blocks, poison)
 
 
 def _raw_blocks(dump: Dump, when: str) -> NDArray[np.uint8] | None:
-    """Return the listed blocks as bytes, gaps zero where the dump leaves them out."""
+    """Return the listed blocks as bytes; bytes between rows that the dump omits are 0."""
     if f"bytes_{when}" in dump.arrays:
         return dump.arrays[f"bytes_{when}"]
     rows, layout = dump.arrays.get(f"cache_{when}"), dump.problem.layout
@@ -252,7 +260,7 @@ def _raw_blocks(dump: Dump, when: str) -> NDArray[np.uint8] | None:
 
 
 def _with_computed_cache(step: Step) -> Step:
-    """Return the step with the cache that the rules make of its latents, where they can."""
+    """Return the step with the cache that the rules compute from its latents, if possible."""
     if step.batch is None or not step.has(*LATENTS) or not is_valid(step):
         return step
     if step.before is not None:

@@ -1,1 +1,1 @@
-"""Faults that may explain a broken rule, ranked by how much stays wrong."""
+"""Faults that may explain a broken rule, ranked by the errors that they do not explain."""

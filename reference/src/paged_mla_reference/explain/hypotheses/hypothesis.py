@@ -1,4 +1,4 @@
-"""Ways in which a step may have gone wrong: those of the catalogue, and single faults."""
+"""Hypotheses about the cause of a wrong step: known faults of the catalog, and single faults."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One way of being wrong.
+    """A fault that may have caused the errors of a step.
 
     Parameters
     ----------
     name : str
     what : str
-        What it does, in a sentence.
+        The effect of the fault, in a sentence.
     change : callable
-        Makes a right oracle wrong.
+        Returns an oracle that has the fault, from a right oracle.
     rules : tuple of str
-        Rules it breaks.
+        The ids of the rules that the fault breaks.
     citations, akin : tuple of str
-        Reports of it, and of something close to it; none of a single fault.
+        Reports of this fault, and of similar faults; empty for a single fault.
     known : bool
-        Whether it is in the catalogue.
+        Whether the fault is in the catalog.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Hypothesis:
 
 
 def catalogued(stage: Stage) -> Iterator[Hypothesis]:
-    """Return every fault of the catalogue that changes what a stage computes."""
+    """Return every fault of the catalog that changes what a stage computes."""
     for fault in of_kind(Kind.KERNEL).values():
         wrong = vars(fault.change(RIGHT))
         if any(wrong[name] is not vars(RIGHT)[name] for name in _FUNCTIONS[stage]):

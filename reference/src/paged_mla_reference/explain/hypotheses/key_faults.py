@@ -1,7 +1,7 @@
-"""Keys that one query does not see and should, or sees and should not, found by its lse.
+"""Find keys that a query token wrongly sees or does not see, from its lse.
 
-With the right lse, a key's share of the sum of exponentials is ``exp(s - lse)``. What is missing
-from the sum, or too much in it, head by head, points to the keys.
+With the right lse, a key's share of the sum of exponentials is ``exp(s - lse)``. The difference
+between the dump's sum and the right sum, for each head, shows which keys are missing or too many.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Seen = NDArray[np.bool_]
 _QUERIES = 3
 _PAST = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)  # keys past a row's length
 _MOST_BLOCKS = 512
-_HEADS = 4  # that blocks are compared in
+_HEADS = 4  # heads in which blocks are compared
 
 
 def faults_of_keys(found: Examination) -> Iterator[Hypothesis]:
-    """Return what the lse of wrong queries points to: ends, starts, single keys, blocks."""
+    """Return hypotheses from the lse of wrong queries: other ends, starts, keys or blocks."""
     step = found.step
     lse = step.lse
     for number, view in enumerate(views_of_wrong(found, _QUERIES)):
@@ -48,7 +48,7 @@ def faults_of_keys(found: Examination) -> Iterator[Hypothesis]:
 
 
 def _closest(predicted: Array, excess: Array) -> int:
-    """Return which column of [H, n] is nearest to what is too much, [H]."""
+    """Return the column of `predicted`, [H, n], that is nearest to the excess of the sum, [H]."""
     far = np.abs(predicted - excess[:, None]).max(axis=0)
     return int(np.argmin(np.where(np.isfinite(far), far, np.inf)))
 
@@ -56,7 +56,7 @@ def _closest(predicted: Array, excess: Array) -> int:
 def _everywhere_or_here(
     row: int, what: str, change: Callable[[Problem, Batch, int, Seen], Seen]
 ) -> Iterator[Hypothesis]:
-    """Return a change of what is seen, of one row and of all."""
+    """Return two hypotheses: a change of the visible keys in one row, and in every row."""
 
     def here(problem: Problem, batch: Batch, other: int, seen: Seen) -> Seen:
         return change(problem, batch, other, seen) if other == row else seen
@@ -67,7 +67,7 @@ def _everywhere_or_here(
 
 
 def _longer(step: Step, view: QueryView) -> Iterator[Hypothesis]:
-    """Return lengths that are too long, as far as the row's table names blocks."""
+    """Return lengths that are too long, as far as the row's block table reaches."""
     assert step.batch is not None
     room = step.batch.block_table.shape[1] * step.problem.block_size - len(view.seen)
     for extra in _PAST:
@@ -84,7 +84,7 @@ def _with_more(extra: int) -> Callable[[Problem, Batch, int, Seen], Seen]:
 
 
 def _without(first: int, end: int | None) -> Callable[[Problem, Batch, int, Seen], Seen]:
-    """Leave out the keys from `first` to `end`; negative numbers count from the row's end."""
+    """Return a change that hides the keys ``first:end``, which is a slice of the row's keys."""
 
     def change(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
         out = seen.copy()
@@ -95,7 +95,7 @@ def _without(first: int, end: int | None) -> Callable[[Problem, Batch, int, Seen
 
 
 def _ends(view: QueryView, excess: Array) -> Iterator[Hypothesis]:
-    """Return the length, and the first key, that leave as much in the sum as there is."""
+    """Return the length, and the first key, whose sum is nearest to the dump's sum."""
     sums = np.cumsum(np.where(view.seen, view.shares, 0.0), axis=1)  # [H, S]
     end = _closest(sums - 1, excess) + 1
     last = int(np.flatnonzero(view.seen)[-1]) + 1
@@ -110,7 +110,7 @@ def _ends(view: QueryView, excess: Array) -> Iterator[Hypothesis]:
 
 
 def _windows(view: QueryView, sums: Array, excess: Array) -> Iterator[Hypothesis]:
-    """Return a run of keys that is missing, aligned to a power of two."""
+    """Return missing runs of keys, one for each width; start and width are aligned to it."""
     for width in (16, 32, 64, 128, 256, 512, 1024):
         bounds = np.arange(0, len(view.seen), width)
         padded = np.hstack([np.zeros((len(sums), 1)), sums])
@@ -128,7 +128,7 @@ def _single_keys(view: QueryView, excess: Array) -> Iterator[Hypothesis]:
 
 
 def _blocks(step: Step, view: QueryView, excess: Array) -> Iterator[Hypothesis]:
-    """Return the column of the row's table, and the block there, that make the difference."""
+    """Return other blocks in the row's table whose keys explain the dump's sum best."""
     assert step.batch is not None
     assert step.after is not None
     size, row = step.problem.block_size, view.row
@@ -154,7 +154,7 @@ def _blocks(step: Step, view: QueryView, excess: Array) -> Iterator[Hypothesis]:
 
 
 def _near(step: Step, row: int) -> NDArray[np.int64]:
-    """Return listed blocks: those of the row and beside them, of rows beside it, then any."""
+    """Return listed blocks: the row's, then their neighbors, neighboring rows', then all others."""
     assert step.batch is not None
     assert step.after is not None
     table = step.batch.block_table[max(row - 1, 0) : row + 2].astype(np.int64)

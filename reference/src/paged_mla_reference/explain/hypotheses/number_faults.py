@@ -1,6 +1,6 @@
-"""Numbers that are off by a factor or a summand: the scale, the outputs, the lse.
+"""Find a factor or a summand by which the scale, the outputs or the lse are wrong.
 
-Where some heads alone are wrong, it is they that have other numbers.
+If at most half of the heads are wrong, the hypotheses change only these heads.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _SHOWN = 6  # heads
 
 @dataclass(frozen=True)
 class _Heads:
-    """Heads that are to blame."""
+    """The heads that a hypothesis changes."""
 
     ids: NDArray[np.int64]
     total: int
 
     @classmethod
     def wrong_in(cls, errors: Errors) -> _Heads:
-        """Return the wrong heads; all, if it is more than half of them."""
+        """Return the wrong heads; all heads if more than half of them or none are wrong."""
         wrong = np.asarray(errors.wrong.any(axis=0))
         total = len(wrong)
         some = 0 < 2 * wrong.sum() <= total
         return cls(np.flatnonzero(wrong) if some else np.arange(total), total)
 
     def named(self, what: str) -> str:
-        """Return a quantity of these heads in words."""
+        """Return the name of a quantity, followed by the heads unless they are all heads."""
         if len(self.ids) == self.total:
             return what
         ids = ", ".join(map(str, self.ids[:_SHOWN]))
@@ -50,7 +50,7 @@ class _Heads:
         return f"{what} of head {ids}" if more <= 0 else f"{what} of head {ids} and {more} more"
 
     def scaled(self, oracle: Oracle, factor: float) -> Oracle:
-        """Let these heads take another scale."""
+        """Return an oracle in which these heads use `factor` times the softmax scale."""
 
         def attend(
             problem: Problem, query: NDArray[Any], keys: NDArray[Any], rounding: Rounding
@@ -63,7 +63,7 @@ class _Heads:
 
 
 def faults_of_numbers(found: Examination) -> Iterator[Hypothesis]:
-    """Return the factor of the scale, of outputs and of lse that comes nearest."""
+    """Return the factors of the scale, of out and of lse that are nearest to the dump."""
     step, right = found.step, found.right
     if right is None:
         return
@@ -80,7 +80,7 @@ def faults_of_numbers(found: Examination) -> Iterator[Hypothesis]:
 
 
 def _scale(heads: _Heads, view: QueryView, lse: NDArray[np.float64]) -> Iterator[Hypothesis]:
-    """Return the factor of the softmax scale whose lse is nearest."""
+    """Return the factor of the softmax scale whose lse is nearest to the dump's."""
     scores, lse = view.scores[heads.ids][:, view.seen], lse[heads.ids]
     if not np.isfinite(lse).all() or not np.isfinite(scores).all():
         return
@@ -94,7 +94,7 @@ def _scale(heads: _Heads, view: QueryView, lse: NDArray[np.float64]) -> Iterator
     grid = np.geomspace(1 / 32, 32, 161)
     best = float(grid[np.argmin([far(factor) for factor in grid])])
     width = grid[1] / grid[0]
-    for _ in range(80):  # golden sections of the best one's neighbourhood
+    for _ in range(80):  # golden-section search around the best factor of the grid
         tries = best * np.array([width**-0.618, 1.0, width**0.618])
         best, width = float(tries[np.argmin([far(t) for t in tries])]), width**0.85
     if abs(best - 1) > 1e-4:
@@ -106,7 +106,7 @@ def _scale(heads: _Heads, view: QueryView, lse: NDArray[np.float64]) -> Iterator
 def _of_lse(
     heads: _Heads, lse: NDArray[np.float64], exact: NDArray[np.float64]
 ) -> Iterator[Hypothesis]:
-    """Return the line that leads from right lse to those of the dump."""
+    """Return the linear functions that map the right lse to the dump's lse."""
     summand = float(np.median(lse - exact))
     slope, start = np.polyfit(exact, lse, 1) if np.ptp(exact) > 0 else (1.0, summand)
     for factor, plus in ((1.0, summand), (float(slope), float(start))):
@@ -125,7 +125,7 @@ def _of_lse(
 def _of_out(
     heads: _Heads, out: NDArray[np.float64], exact: NDArray[np.float64]
 ) -> Iterator[Hypothesis]:
-    """Return the factor that leads from right outputs to those of the dump."""
+    """Return the factor between the dump's out and the right out."""
     usable = np.isfinite(out) & (np.abs(exact) > np.abs(exact).max(initial=0) / 8)
     if not usable.any():
         return

@@ -1,8 +1,8 @@
-"""Ordinary steps, and how many of them a way of being wrong would have broken.
+"""Count the ordinary steps that a hypothesis would have broken.
 
-Of two that explain a dump equally well, the narrower is the likelier. Had the broader one been at
-work, the dump would be one of many steps that fail, and chance would seldom have picked one that
-the narrower breaks too.
+Of two hypotheses that explain a dump equally well, the narrower is more likely. With the broader
+one, many steps would fail, and a failing step picked at random would seldom be one that the
+narrower hypothesis breaks too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paged_mla_shared.prefill_inputs import build_prefills
 T = TypeVar("T")
 _DTYPE = "float32"
 _OF_A_GROUP = 6
-_MOST_PAIRS = 4000  # of query and key
+_MOST_PAIRS = 4000  # of a query token and a key
 
 
 def breadth(hypothesis: Hypothesis) -> int:
@@ -42,7 +42,7 @@ def breadth(hypothesis: Hypothesis) -> int:
 
 
 def dump_of(step: GivenStep, oracle: Oracle) -> Dump:
-    """Return what a step was given and what an oracle made of it."""
+    """Return a dump of a step's inputs and of the oracle's results."""
     problem = step.problem
     batch, before = materialize(step)
     after = oracle.append(problem, batch, before)
@@ -61,19 +61,19 @@ def _breaks(hypothesis: Hypothesis, measure: Measure) -> bool:
     try:
         with np.errstate(all="ignore"):
             return measure(hypothesis.change).wrong > 0
-    except Exception:  # a fault may have no sense for a step, in sizes or dtypes
+    except Exception:  # a fault may not be applicable to the sizes or dtypes of a step
         return False
 
 
 @cache
 def _measures() -> list[list[Measure]]:
-    """Return what holds a change against each ordinary step, stage by stage."""
+    """Return, for each ordinary step, the measures of its stages."""
     found = [examine(Step.of(dump)) for dump in _dumps()]
     return [[measure_of(f, stage) for stage in Stage if can_be_tried(f, stage)] for f in found]
 
 
 def _dumps() -> Iterator[Dump]:
-    """Yield right steps: some small cases of every group, merges and prefills."""
+    """Yield dumps of right steps: small cases of every group, prefills and merges."""
     formats = cycle(name for name, stored in FORMATS.items() if not stored.is_plain)
     for group, cases in GROUPS.items():
         for case in _some([case for case in cases if _pairs(case) <= _MOST_PAIRS]):

@@ -1,4 +1,4 @@
-"""Positions and slots that are off by a constant."""
+"""Find positions and slots that are wrong by a constant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_mla_shared.problem import Batch, Metadata, Problem
 
 
 def faults_of_plan(found: Examination) -> Iterator[Hypothesis]:
-    """Return the constant by which wrong positions, or slots, differ."""
+    """Return the constant by which wrong positions, or wrong slots, differ from the right ones."""
     step = found.step
     if step.batch is None:
         return

@@ -1,6 +1,7 @@
-"""Hypotheses ranked by what they leave unexplained.
+"""Rank hypotheses by the errors that they do not explain.
 
-All are tried on a few tokens, the best on more, and the winner on all of them.
+In a large step all hypotheses are tried on a few tokens, the best ones on more tokens, and the
+first one on all tokens.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from paged_mla_reference.explain.hypotheses.single_faults import single_faults
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.rules.paging import keys_of_tokens
 
-FEW_PAIRS = 1 << 15  # pairs of key and head, of all tokens on which every hypothesis is tried
-MORE_PAIRS = 1 << 20  # and those that come through
+FEW_PAIRS = 1 << 15  # pairs of a key and a head in the first round, with every hypothesis
+MORE_PAIRS = 1 << 20  # pairs of a key and a head in the second round
 _CLOSER = 0.8
-_CLOSE = 1 / 16  # of a budget: nearer than that is no better
-_IN_TURN = (Stage.APPEND, Stage.QUERIES)  # where faults reach into modules
-_KEPT = 8  # that come through
+_CLOSE = 1 / 16  # of a budget: smaller differences do not improve the order
+_IN_TURN = (Stage.APPEND, Stage.QUERIES)  # their faults patch modules, so they run one at a time
+_KEPT = 8  # hypotheses in the second round
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A hypothesis against the dump.
+    """A hypothesis compared with the dump.
 
     Parameters
     ----------
     hypothesis : Hypothesis
     residual : Residual
-        In the stage of the first broken rule.
+        The errors that remain in the stage of the first broken rule.
     elsewhere : int
-        What it gets wrong in other stages.
+        The number of additional errors that it causes in other stages.
     """
 
     hypothesis: Hypothesis
@@ -57,22 +58,22 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether it explains all that is wrong, and nothing else becomes wrong."""
+        """Whether it explains all errors and causes no errors in other stages."""
         return self.residual.wrong == 0 and self.elsewhere == 0
 
     @property
     def explains(self) -> tuple[float, ...]:
-        """What stays wrong, and how far off; the same for what predicts the same."""
+        """The number of remaining errors, and the rms; equal for equal predictions."""
         return (self.residual.wrong + self.elsewhere, round(self.residual.rms, 3))
 
     @property
     def order(self) -> tuple[float, ...]:
-        """Sort key: what it explains; known faults before fitted numbers, often reported first."""
+        """The sort key (:func:`order_of`)."""
         return order_of(self.hypothesis, *self.explains)
 
 
 class _AnyFit(Protocol):
-    """A hypothesis against one dump, or several."""
+    """A hypothesis compared with one dump or with several."""
 
     @property
     def hypothesis(self) -> Hypothesis: ...
@@ -86,14 +87,18 @@ T = TypeVar("T", bound=_AnyFit)
 
 
 def order_of(hypothesis: Hypothesis, wrong: float, rms: float) -> tuple[float, ...]:
-    """Return the sort key of a hypothesis that leaves so much wrong, by so much."""
+    """Return the sort key of a hypothesis that leaves `wrong` errors, with root mean square `rms`.
+
+    Fewer errors come first, then a smaller rms, in powers of two. Then known faults precede single
+    faults, a smaller rms precedes a larger one, and more reports precede fewer.
+    """
     coarse = math.ceil(math.log2(max(rms, _CLOSE)))
     reports = len(hypothesis.citations) + len(hypothesis.akin) / 100
     return (wrong, coarse, not hypothesis.known, rms, -reports)
 
 
 def rank(found: Examination) -> list[Fit]:
-    """Return the hypotheses that explain something of what is wrong, the best first."""
+    """Return the hypotheses that explain some of the errors, the best first."""
     first = found.first
     if first is None or not can_be_tried(found, first.stage):
         return []
@@ -110,7 +115,7 @@ def rank(found: Examination) -> list[Fit]:
 
 
 def narrowest_first(fits: Sequence[T]) -> list[T]:
-    """Return fits in their order, but of known ones that tie for the first place the narrowest."""
+    """Return fits in their order, but sort known faults that tie for the first place by breadth."""
     tied = [f for f in fits if f.hypothesis.known and f.explains == fits[0].explains]
     if len(tied) < 2 or not tied[0].fits:
         return list(fits)
@@ -120,7 +125,7 @@ def narrowest_first(fits: Sequence[T]) -> list[T]:
 
 
 def harms(found: Examination, hypothesis: Hypothesis) -> bool:
-    """Return whether a hypothesis would have broken a step in which nothing is broken."""
+    """Return whether a hypothesis would have caused errors in a step without errors."""
     for stage in Stage:
         if not can_be_tried(found, stage):
             continue
@@ -128,7 +133,7 @@ def harms(found: Examination, hypothesis: Hypothesis) -> bool:
         try:
             with np.errstate(all="ignore"):
                 residual = measure_of(found, stage, asked)(hypothesis.change)
-        except Exception:  # what cannot run on a step is not what ran there
+        except Exception:  # a fault that cannot run on this step did not run in it
             return True
         if residual.wrong > residual.was:
             return True
@@ -138,7 +143,10 @@ def harms(found: Examination, hypothesis: Hypothesis) -> bool:
 def _tried(
     hypotheses: Iterable[Hypothesis], measure: Measure, rest: list[Measure], *, in_turn: bool
 ) -> list[Fit]:
-    """Return what each leaves unexplained; `in_turn` if not two may run at the same time."""
+    """Return the sorted fits of the hypotheses that explain some of the errors.
+
+    `in_turn` runs one hypothesis at a time.
+    """
     elsewhere = [other(_unchanged).wrong for other in rest]
 
     def fit(hypothesis: Hypothesis) -> Fit | None:
@@ -148,7 +156,7 @@ def _tried(
                 if not _better(residual):
                     return None
                 others = [other(hypothesis.change).wrong for other in rest]
-        except Exception:  # a fault may have no sense for a step, in sizes or dtypes
+        except Exception:  # a fault may not be applicable to the sizes or dtypes of a step
             return None
         worse = sum(max(now - was, 0) for now, was in zip(others, elsewhere, strict=True))
         return Fit(hypothesis, residual, worse)
@@ -159,7 +167,7 @@ def _tried(
 
 
 def _better(residual: Residual) -> bool:
-    """Return whether less is wrong, or as much and that by less."""
+    """Return whether there are fewer errors, or equally many that are clearly smaller."""
     if residual.wrong == residual.was:
         return residual.rms < _CLOSER * residual.was_rms
     return residual.wrong < residual.was
@@ -170,7 +178,10 @@ def _unchanged(oracle: Oracle) -> Oracle:
 
 
 def _rounds(found: Examination, stage: Stage) -> list[tuple[NDArray[np.bool_] | None, int]]:
-    """Return which tokens are asked in each round, and how many hypotheses come into it."""
+    """Return the tokens of each round, ``None`` for all, and the number of hypotheses in it.
+
+    The number of hypotheses is not used in the first round, in which all are tried.
+    """
     batch, right = found.step.batch, found.right
     if stage is not Stage.ATTENTION or batch is None or right is None:
         return [(None, 0)]
@@ -183,7 +194,10 @@ def _rounds(found: Examination, stage: Stage) -> list[tuple[NDArray[np.bool_] | 
 
 
 def _sample(pairs: NDArray[np.int64], wrong: NDArray[np.bool_], budget: int) -> NDArray[np.bool_]:
-    """Return tokens, three wrong ones to a right one, of so many pairs, or one token."""
+    """Return a random sample of tokens, three wrong ones for each right one.
+
+    The sample ends when its tokens have at least `budget` pairs of a key and a head.
+    """
     rng = np.random.default_rng(0)
     turns = [iter(rng.permutation(np.flatnonzero(w & (pairs > 0)))) for w in (wrong, ~wrong)]
     asked = np.zeros(len(pairs), bool)

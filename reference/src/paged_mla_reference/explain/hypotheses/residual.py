@@ -1,4 +1,4 @@
-"""How much of what is wrong stays wrong if a hypothesis is true, stage by stage."""
+"""Measure, for each stage, the errors that remain if a hypothesis is true."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ _LARGEST_SHARE = 1e9
 
 @dataclass(frozen=True)
 class Residual:
-    """What a hypothesis leaves unexplained.
+    """The errors that a hypothesis does not explain.
 
     Parameters
     ----------
     wrong : int
-        Queries and heads, bytes, slots or tokens that it does not get as the dump has them.
+        The number of values in which its result differs from the dump. Depending on the stage,
+        values are pairs of a query token and a head, bytes, slots, positions or tokens.
     of : int
-        How many were compared.
+        The number of values that were compared.
     rms : float
-        Root mean square of the difference, in budgets, where there is one.
+        The root mean square of the differences relative to their budgets; 0 without budgets.
     largest : float
-        Largest difference of finite numbers.
+        The largest difference of finite numbers.
     was, was_rms : int, float
-        The same of what was compared, without the hypothesis.
+        `wrong` and `rms` of the right result, without the hypothesis.
     """
 
     wrong: int
@@ -61,7 +62,7 @@ Measure = Callable[[Change], Residual]
 
 
 def can_be_tried(found: Examination, stage: Stage) -> bool:
-    """Return whether the dump has what a stage is recomputed from, and what came of it."""
+    """Return whether the dump has the inputs from which a stage is recomputed, and its results."""
     step = found.step
     if stage is Stage.MERGE:
         return step.has("out", "lse") and _can_be_merged(step.partials)
@@ -91,16 +92,16 @@ def _can_be_merged(partials: list[Output]) -> bool:
 
 
 def measure_of(found: Examination, stage: Stage, asked: NDArray[np.bool_] | None = None) -> Measure:
-    """Return what holds a change of the oracle against the dump.
+    """Return a function that compares the result of a changed oracle with the dump.
 
     Parameters
     ----------
     found : Examination
     stage : Stage
-        Decided by the dump.
+        A stage that :func:`can_be_tried`.
     asked : bool [T] or None
-        Tokens whose attention is recomputed, all by default; others count where a change leaves
-        them alone.
+        The tokens whose attention is recomputed, all by default. Other tokens are compared only
+        if the change does not affect them.
     """
     if stage is Stage.ATTENTION:
         return _of_attention(found, asked)
@@ -119,7 +120,7 @@ def measure_of(found: Examination, stage: Stage, asked: NDArray[np.bool_] | None
 
 
 def _beside_right(measure: Measure) -> Measure:
-    """Return a measure that also says what is wrong without a change."""
+    """Return a measure that also contains the errors without a change."""
     before = measure(lambda oracle: oracle)
 
     def beside(change: Change) -> Residual:
@@ -146,11 +147,11 @@ def _of_append(step: Step) -> Measure:
     assert before is not None
     assert after is not None
     layout = step.problem.layout
-    every = layout.slots(after.block_ids)  # a change may write any
+    every = layout.slots(after.block_ids)  # a change may write any slot
     rotated = Rotated.of(step.problem, every)
 
     def measure(change: Change) -> Residual:
-        own = replace(batch, ckv=copied(batch.ckv), k_pe=copied(batch.k_pe))  # some write to it
+        own = replace(batch, ckv=copied(batch.ckv), k_pe=copied(batch.k_pe))  # a fault may write it
         mine = change(RIGHT).append(step.problem, own, before).read(after.block_ids)
         allowed, _ = allowed_bytes(layout, after.block_ids, after.blocks, mine, rotated)
         left = [
@@ -232,7 +233,11 @@ def _of_heads(
     *,
     held: NDArray[np.bool_],
 ) -> Measure:
-    """Measure an answer in values of heads, where it is held; what the dump lacks is right."""
+    """Return a measure of the values of each token and head.
+
+    Only the tokens `held` are compared. A field that the dump lacks is compared with its right
+    value.
+    """
     absent = actual.out is answer.out, actual.lse is answer.lse
 
     def measure(change: Change) -> Residual:
@@ -272,7 +277,7 @@ def _of_attention(found: Examination, asked: NDArray[np.bool_] | None) -> Measur
     actual, held = actual_output(step, answer), are_numbers(right.exact)
 
     def distances(mine: Output, tokens: NDArray[np.bool_]) -> tuple[Array, Array]:
-        """Return shares and errors of some tokens, [n, H] each; `mine` is of those alone."""
+        """Return shares and errors of some tokens, [n, H]; `mine` has only these tokens."""
         here = Output(answer.out[tokens], answer.lse[tokens])
         out = right.out_budget[tokens, None] * _grown(mine.out, here.out)
         out += ulp(_largest(mine.out), step.problem.dtype)
@@ -300,7 +305,7 @@ def _of_attention(found: Examination, asked: NDArray[np.bool_] | None) -> Measur
 
 
 def _changed_tokens(mine: Output, answer: Output) -> NDArray[np.bool_]:
-    """Return which tokens have another answer than the right one, bool [T]."""
+    """Return which tokens have an output other than the right one, bool [T]."""
     if mine.out.dtype != answer.out.dtype:
         return np.ones(len(answer.lse), bool)
     out = bits(np.ascontiguousarray(mine.out)) != bits(answer.out)
@@ -308,7 +313,7 @@ def _changed_tokens(mine: Output, answer: Output) -> NDArray[np.bool_]:
 
 
 def _kept(step: Step, answer: Output, mine: Output) -> Output:
-    """Return what the dump has of `mine`; what it does not have is right."""
+    """Return the fields of `mine` that the dump has; other fields are those of `answer`."""
     return Output(
         mine.out if step.has("out") else answer.out,
         mine.lse if step.has("lse") else answer.lse,
@@ -316,27 +321,29 @@ def _kept(step: Step, answer: Output, mine: Output) -> Output:
 
 
 def _grown(mine: NDArray[Any], right: NDArray[Any]) -> NDArray[np.float64]:
-    """Return how much larger than the right ones numbers are, at least 1, [T, H]."""
+    """Return the factor by which numbers are larger than the right ones, from 1 to 1e6, [T, H]."""
     of_right = _largest(right)
     grown = _largest(mine) / np.maximum(of_right, 1e-300)
     return np.where(of_right > 0, np.clip(grown, 1, 1e6), 1)
 
 
 def _largest(out: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the largest finite magnitude of each query and head, [T, H]."""
+    """Return the largest finite magnitude of each query token and head, [T, H]."""
     wide = widen(out)
     largest: NDArray[np.float64] = np.abs(np.where(np.isfinite(wide), wide, 0)).max(axis=2)
     return largest
 
 
 def distance(mine: Output, theirs: Output, allowed: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return how far two answers lie apart: in what each may be off, and in numbers, [T, H].
+    """Return the differences of two outputs, relative to `allowed` and absolute, each [T, H].
+
+    A relative difference is infinite if only one of two numbers is finite.
 
     Parameters
     ----------
     mine, theirs : Output
-    allowed : float64 [T, H] twice
-        What each may be off, out and lse.
+    allowed : (float64 [T, H], float64 [T, H])
+        The allowed differences of out and of lse.
     """
     out, odd_out = differences(mine.out, theirs.out)
     lse, odd_lse = differences(mine.lse, theirs.lse)

@@ -1,4 +1,4 @@
-"""Rows that are taken for others: their tables, their lengths, their answers, stale tokens."""
+"""Find rows that use the table, length or output of another row, and stale tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOKENS = 64
 
 
 def faults_of_rows(found: Examination) -> Iterator[Hypothesis]:
-    """Return rows, and answers, that stand in for those of wrong queries."""
+    """Return hypotheses in which wrong queries use other rows, lengths, outputs or stale keys."""
     batch = found.step.batch
     if batch is None or found.right is None:
         return
@@ -46,7 +46,7 @@ def faults_of_rows(found: Examination) -> Iterator[Hypothesis]:
 
 
 def _with_lengths(times: int) -> Callable[[Oracle], Oracle]:
-    """Add so many times their queries to the rows' lengths; queries stay at the end of them."""
+    """Add `times` the number of its queries to each row's length; queries stay at its end."""
 
     def change(problem: Problem, batch: Batch) -> Batch:
         room = batch.block_table.shape[1] * problem.block_size
@@ -64,7 +64,7 @@ def _with_tables_of(by: int) -> Callable[[Oracle], Oracle]:
 
 
 def _tables(batch: Batch, problem: Problem, row: int, other: int) -> Iterator[Hypothesis]:
-    """Return that a row reads through the table of another, with its own length or with its."""
+    """Return two hypotheses: a row uses the table of another row, or its length."""
     lengths = [int(batch.seq_lens[row]), int(batch.seq_lens[other])]
     have = blocks_of(lengths[1], problem.block_size)
     if blocks_of(lengths[0], problem.block_size) <= have:
@@ -85,7 +85,7 @@ def _reading_row(row: int, other: int, name: str) -> Callable[[Oracle], Oracle]:
 
 
 def _answers(found: Examination, token: int) -> Iterator[Hypothesis]:
-    """Return the query whose right answer a wrong one has, and the head."""
+    """Return the token, or the head, whose right output is nearest to a wrong token's output."""
     step, right = found.step, found.right
     assert right is not None
     assert step.batch is not None
@@ -98,14 +98,14 @@ def _answers(found: Examination, token: int) -> Iterator[Hypothesis]:
     others = np.abs(right.exact.out - mine).max(axis=(1, 2))  # [T]
     other = int(np.argmin(others))
     if other != token:
-        name = f"token {token} has the answer of token {other}"
-        what = f"{name}, row {row_of(step.batch, token)} that of row {row_of(step.batch, other)}."
+        name = f"token {token} has the output of token {other}"
+        what = f"{name}; rows {row_of(step.batch, token)} and {row_of(step.batch, other)}."
         yield Hypothesis(name, what, _moving(token, other), ("S-5", "S-7", "S-19"))
     wrong = np.flatnonzero(errors_of(step, right).wrong[token])
     for head in wrong[:2].tolist():
         source = int(np.argmin(np.abs(right.exact.out[token] - mine[head]).max(axis=1)))
         if source != head:
-            name = f"head {head} has the answer of head {source}"
+            name = f"head {head} has the output of head {source}"
             yield Hypothesis(name, f"{name}.", _moving_head(head, source), ("S-5", "S-7"))
 
 
@@ -126,7 +126,7 @@ def _moving_head(head: int, source: int) -> Callable[[Oracle], Oracle]:
 
 
 def _stale_tokens(found: Examination) -> Iterator[Hypothesis]:
-    """Return tokens of the step that are read as the cache was before it."""
+    """Return hypotheses in which attention reads the bytes from before the step."""
     step = found.step
     if step.before is None or step.after is None or step.batch is None:
         return
@@ -140,11 +140,11 @@ def _stale_tokens(found: Examination) -> Iterator[Hypothesis]:
 
 
 def _unwritten(before: CacheImage, slots: NDArray[np.int64]) -> Callable[[Oracle], Oracle]:
-    """Let attention find the bytes that slots held before."""
+    """Return a change in which attention reads the earlier bytes of some slots."""
     layout = before.layout
 
     def change(_p: Problem, _b: Batch, image: CacheImage) -> CacheImage:
-        shift = layout.num_blocks  # the old blocks, beside the new ones
+        shift = layout.num_blocks  # the old blocks follow the new ones
         beside = replace(
             image,
             layout=replace(layout, num_blocks=2 * shift),

@@ -1,6 +1,6 @@
-"""Single faults: one length, one block, one token or one number that is not what it should be.
+"""Search for single faults: one wrong length, block, token or number.
 
-Of the many there may be, only those come out that what one wrong query has points to.
+The search returns only the single faults that match the values of a wrong query token.
 """
 
 from __future__ import annotations

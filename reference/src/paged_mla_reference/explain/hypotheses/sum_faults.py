@@ -1,7 +1,7 @@
-"""What is too much in the sum of a query's weights: splits without keys, and sums of 16 bits.
+"""Find wrong sums of a query's weights: splits without keys, and sums rounded to 16 bits.
 
-The catalogue has one length of such splits and of such tiles; kernels have others. Those come out
-that one wrong query points to.
+The catalog has faults with one length of splits and of tiles; kernels have other lengths. The
+search returns the lengths that match the lse of a wrong query.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from paged_mla_reference.rules.rounding import widen
 
 _LENGTHS = (1, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096)  # keys of a split
 _NUMBERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # of splits of a row
-_TILES = (16, 32, 128, 256, 512, 1024)  # keys between two roundings, but for the catalogue's
-ONCE = 1 << 62  # keys of a tile that holds every row
-_NEAR = 1e-4  # of an lse, where the rounding of sums moves it by more
+_TILES = (16, 32, 128, 256, 512, 1024)  # keys between two roundings; the catalog has 64
+ONCE = 1 << 62  # keys of a tile that is longer than every row
+_NEAR = 1e-4  # largest difference of lse; the rounding of sums changes lse by more
 
 
 def faults_of_sums(found: Examination) -> Iterator[Hypothesis]:
-    """Return the splits, and the roundings of a sum, that the lse of wrong queries points to."""
+    """Return the empty splits, and the roundings of sums, that match the lse of a wrong query."""
     lse = found.step.lse
     if lse is None or found.step.batch is None:
         return
@@ -51,12 +51,15 @@ def faults_of_sums(found: Examination) -> Iterator[Hypothesis]:
 def _empty_splits(
     view: QueryView, lse: NDArray[np.float64], lengths: NDArray[np.int64]
 ) -> Iterator[Hypothesis]:
-    """Return splits of which the row has as many without keys as its sum has ones too many."""
+    """Return kinds of empty splits whose number in the row explains the excess of its sum.
+
+    An empty split with an lse of 0 adds 1 to the sum of weights.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         ones = float(np.median(np.exp(lse) - np.exp(view.lse)))
     past = {f"past a row's end, of {n} keys,": partial(past_the_end, n) for n in _LENGTHS}
     beside = {f"without keys, of {n} in each row,": partial(of_a_number, n) for n in _NUMBERS}
-    told = {past_the_end(SPLIT, lengths).tobytes()}  # by the catalogue
+    told = {past_the_end(SPLIT, lengths).tobytes()}  # the catalog has this fault
     for which, empty in (past | beside).items():
         counts = empty(lengths)
         expected = int(counts[view.row])
@@ -68,9 +71,9 @@ def _empty_splits(
 
 
 def _sums(view: QueryView, lse: NDArray[np.float64], longest: int) -> Iterator[Hypothesis]:
-    """Return the roundings of a sum that give the lse of this query.
+    """Return the roundings of a sum that predict the lse of this query.
 
-    Of tiles that hold the longest row only one predicts something of its own.
+    All tiles that are longer than the longest row predict the same, so one of them is tried.
     """
     scores = view.scores[:, view.seen]
     tiles = [tile for tile in _TILES if tile < longest] + [ONCE] * (longest > TILE)

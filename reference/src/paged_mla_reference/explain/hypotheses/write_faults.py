@@ -1,4 +1,4 @@
-"""Tokens that were written elsewhere, not at all, or in place of others."""
+"""Find tokens that were written to a wrong slot, to no slot, or in place of other tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_TOKENS = 4096
 
 
 def faults_of_writes(found: Examination) -> Iterator[Hypothesis]:
-    """Return where the tokens of the step are found, as far as their latents tell."""
+    """Return hypotheses from the slots in which the latents of the step's tokens are found."""
     step = found.step
     if step.before is None or step.after is None or step.batch is None:
         return
@@ -33,7 +33,7 @@ def faults_of_writes(found: Examination) -> Iterator[Hypothesis]:
     if moved.size or lost.size:
         parts = [f"token {t} to slot {landed[t]}, not {slots[t]}" for t in moved[:3].tolist()]
         if moved.size > 3:
-            parts.append(f"{moved.size} such in all")
+            parts.append(f"{moved.size} tokens in wrong slots in all")
         if lost.size:
             more = f" and {lost.size - 1} others" if lost.size > 1 else ""
             parts.append(f"token {lost[0]}{more} to no slot")
@@ -45,7 +45,7 @@ def faults_of_writes(found: Examination) -> Iterator[Hypothesis]:
     others = np.flatnonzero(taken != np.arange(len(taken)))
     if others.size:
         token = int(others[0])
-        name = f"{others.size} slots hold another token: that of token {token} holds {taken[token]}"
+        name = f"{others.size} slots hold another token: slot of {token} holds {taken[token]}"
 
         def swapped(_: Problem, batch: Batch) -> Batch:
             return replace(batch, ckv=batch.ckv[taken], k_pe=batch.k_pe[taken])
@@ -54,14 +54,17 @@ def faults_of_writes(found: Examination) -> Iterator[Hypothesis]:
 
 
 def _latents(found: Examination) -> NDArray[np.float64]:
-    """Return the step's latents as the cache gives them back, [T, R]."""
+    """Return the step's latents as they are read from the cache, [T, R]."""
     batch = found.step.batch
     assert batch is not None
     return widen(as_cached(found.step.problem.layout, batch.ckv, batch.k_pe)[0])
 
 
 def _landed(found: Examination, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the slot that holds each token's latent and did not before; -1 where none does."""
+    """Return the slot that now holds each token's latent, -1 if no slot does.
+
+    This is the token's own slot if that holds the latent, otherwise a slot that the step changed.
+    """
     step, size = found.step, found.step.problem.block_size
     assert step.before is not None
     assert step.after is not None
@@ -88,7 +91,7 @@ def _read(found: Examination, slots: NDArray[np.int64]) -> list[tuple[int, NDArr
 
 
 def _taken(found: Examination, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the token whose latent lies in each token's slot; itself where none does."""
+    """Return the token whose latent is in each token's slot; the token itself if none is."""
     taken = np.arange(len(slots))
     latents = {latent.tobytes(): token for token, latent in enumerate(_latents(found))}
     written = np.flatnonzero(slots >= 0)

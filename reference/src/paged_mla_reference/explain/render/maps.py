@@ -1,4 +1,4 @@
-"""What the pictures of an explanation show, as plain numbers."""
+"""Compute the numbers that the pictures of an explanation show."""
 
 from __future__ import annotations
 
@@ -19,37 +19,40 @@ from paged_mla_reference.rules.rounding import widen
 
 MOST_LINES = 256  # of a picture
 MOST_CELLS = 160  # of a line
-LARGEST_SHARE = 1e12  # what is no number at all
+LARGEST_SHARE = 1e12  # shown for NaN and infinite errors
 _WRONG_QUERIES = 16
 _BINS = 61
 
 
 @dataclass
 class Maps:
-    """Numbers of the pictures; empty lists where the dump does not have them.
+    """Numbers of the pictures; a list is empty if the dump lacks the data for it.
 
     Parameters
     ----------
     rows : list of str
-        What each line of `by_head` is: a row, or rows.
+        The name of each line of `by_head`: a row, several rows, or padding.
     by_head : list of list of float
-        Largest error in budgets, for each row and head.
+        The largest error relative to its budget, for each row and head.
     queries : list of str
-        What each line of `by_block` is: a wrong query.
+        The name of each line of `by_block`: a wrong query token and its row.
     by_block : list of list of float
-        How far the answer would be if these blocks of keys were left out, relative to how far it
-        is: below 1 the blocks are to blame.
+        For each run of keys, the distance between the dump's output and the right output without
+        these keys, relative to the distance from the right output. A value below 1 means that
+        the dump's output lacks these keys.
     block_keys : int
-        Keys of a cell of `by_block`.
+        The number of keys of a cell of `by_block`.
     ulps : list of int
-        Errors of out counted by their size, in units in the last place.
+        A histogram of the errors of out, in units in the last place.
     ulp_edges : list of float
+        The edges of the histogram's bins.
     owners : list of list of int
-        Of each block: its id, the rows that use it, the slots that the step wrote, wrong rows.
+        For each block: its id, the number of rows that use it, the number of those rows that are
+        wrong, and the first of the rows.
     mask : list of list of int
-        Of the row `mask_row`: 0 not seen, 1 seen, 2 the query is wrong.
+        The mask of the row `mask_row`: 0 not seen, 1 seen, 2 seen by a wrong query.
     mask_row, mask_keys, mask_first : int
-        Keys of a cell, and the first key shown.
+        The row, the number of keys of a cell, and the first key shown.
     """
 
     rows: list[str] = field(default_factory=list)
@@ -71,7 +74,7 @@ class Maps:
 
 
 def maps_of(found: Examination) -> Maps:
-    """Return what can be drawn of an examined dump."""
+    """Return the numbers of all pictures that an examined dump allows."""
     maps, step = Maps(), found.step
     if step.batch is None:
         return maps
@@ -132,7 +135,7 @@ def _draw_key_blocks(maps: Maps, found: Examination) -> None:
 
 
 def _without_each(found: Examination, view: QueryView, width: int) -> NDArray[np.float64] | None:
-    """Return how far a query's answer is from what it is without each run of keys."""
+    """Return a line of ``Maps.by_block``; ``None`` if values are not finite."""
     step, right = found.step, found.right
     assert right is not None
     assert step.batch is not None
@@ -173,7 +176,7 @@ def _draw_owners(maps: Maps, step: Step, wrong: NDArray[np.bool_]) -> None:
 
 
 def _draw_mask(maps: Maps, step: Step, wrong: NDArray[np.bool_]) -> None:
-    """Draw the row of the first wrong query, or the one of most queries."""
+    """Draw the mask of the first row with a wrong query, or of the row with most queries."""
     batch = step.batch
     assert batch is not None
     live = np.flatnonzero(batch.seq_lens > 0)

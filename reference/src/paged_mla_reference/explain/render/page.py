@@ -1,4 +1,4 @@
-"""An explanation as one HTML page that needs no other file."""
+"""Render an explanation as one HTML page that needs no other file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def render(explanation: Explanation, maps: Maps) -> str:
-    """Return the page."""
+    """Return the page as HTML."""
     data = {**explanation.as_dict(), "maps": maps.as_dict()}
     return TEMPLATE.read_text().replace('"__EXPLANATION__"', in_script(data))

@@ -1,6 +1,6 @@
-"""The pictures of an explanation as one PNG, for who has a terminal alone.
+"""Draw the pictures of an explanation into one PNG file, for users without a browser.
 
-Needs matplotlib, which the extra ``pictures`` installs.
+This module needs matplotlib, which the extra ``pictures`` installs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from paged_mla_reference.explain.explanation import Explanation
 from paged_mla_reference.explain.render.maps import Maps
 from paged_mla_shared.errors import InvalidArgument
 
-_WIDE = 64  # blocks of a line
+_WIDE = 64  # blocks in a line
 
 
 def draw(explanation: Explanation, maps: Maps, path: Path) -> None:
-    """Write the picture.
+    """Write the picture to `path`.
 
     Raises
     ------
@@ -38,16 +38,16 @@ def draw(explanation: Explanation, maps: Maps, path: Path) -> None:
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     (heads, blocks), (ulps, mask), (owners, rest) = figure.subplots(3, 2)
     errors = [[math.log2(max(share, 2**-6)) for share in line] for line in maps.by_head]
-    title = "log2 of errors in budgets: rows by heads"
+    title = "log2 of errors relative to their budgets: rows by heads"
     _matrix(figure, heads, errors, title, ("RdYlGn_r", -6, 6))
-    title = "without these blocks of keys, wrong queries are so far off"
+    title = "relative distance of wrong queries from the right output without these keys"
     _matrix(figure, blocks, maps.by_block, title, ("Blues_r", 0, 1))
     _histogram(ulps, maps)
     title = f"mask of row {maps.mask_row}: queries by keys; 2 is a wrong query"
     _matrix(figure, mask, maps.mask, title, ("Blues", 0, 2))
     rows_of = [3 * (entry[2] > 0) or min(entry[1], 2) for entry in maps.owners]
     lines = [rows_of[i : i + _WIDE] for i in range(0, len(rows_of), _WIDE)]
-    title = "blocks in use by id: 1 of a row, 2 of several, 3 of a wrong row"
+    title = "blocks in use by id: 1 used by one row, 2 by several, 3 by a wrong row"
     _matrix(figure, owners, lines, title, ("Purples", 0, 3))
     rest.set_axis_off()
     figure.savefig(path, dpi=90)

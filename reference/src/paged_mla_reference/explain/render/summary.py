@@ -1,4 +1,4 @@
-"""An explanation for a terminal."""
+"""Format an explanation as text for a terminal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paged_mla_reference.explain.render.maps import Maps
 from paged_mla_shared.documents import one_line
 
 _WIDTH = 100
-_MARKS = {State.HELD: "ok   ", State.BROKEN: "WRONG", State.UNDECIDED: "?    "}
+_MARKS = {State.HELD: "holds    ", State.BROKEN: "broken   ", State.UNDECIDED: "undecided"}
 _COLOURS = {State.HELD: "32", State.BROKEN: "1;31", State.UNDECIDED: "33"}
 _SHADES = " .:-=+*#%@"
 
 
 def summary(explanation: Explanation, maps: Maps | None, *, colour: bool) -> str:
-    """Return what a person reads first."""
+    """Return an explanation as text; `colour` adds terminal colors to the outcomes of checks."""
     found = explanation.found
     problem = found.step.dump.problem
     batch = found.step.batch
@@ -48,18 +48,18 @@ def summary(explanation: Explanation, maps: Maps | None, *, colour: bool) -> str
 
 
 def summary_of_several(found: JointExplanation, paths: Sequence[str]) -> str:
-    """Return what a person reads of dumps that are explained together."""
+    """Return the text for dumps that are explained together."""
     lines = []
     for number, (path, explanation) in enumerate(zip(paths, found.explanations, strict=True), 1):
         said = one_line(f"{number}. {path}: {explanation.verdict}")
         lines += [*textwrap.wrap(said, _WIDTH, subsequent_indent="   "), ""]
         if explanation.cause and not found.best:
-            alone = textwrap.wrap(f"Alone: {explanation.cause}", _WIDTH - 3)
+            alone = textwrap.wrap(f"This dump alone: {explanation.cause}", _WIDTH - 3)
             lines[-1:] = [textwrap.indent("\n".join(alone), "   "), ""]
-    lines += textwrap.wrap(found.cause or "No rule is broken in any of them.", _WIDTH)
+    lines += textwrap.wrap(found.cause or "No rule is broken in any of the dumps.", _WIDTH)
     if found.fits:
         columns = "".join(f"{number:>8}" for number in range(1, len(paths) + 1))
-        lines += ["", f"{'still wrong, of each dump':50}{columns}"]
+        lines += ["", f"{'share still wrong in each dump':50}{columns}"]
         lines += [
             f"  {fit.hypothesis.name[:48]:48}" + "".join(f"{share:>8.0%}" for share in fit.left)
             for fit in found.fits[:5]
@@ -77,24 +77,24 @@ def _line(finding: Finding, *, colour: bool) -> str:
             f"worst error {finding.error:.2g}, {finding.error / finding.budget:.0%} of its budget"
         )
     text = one_line(f"{finding.stage:9} {finding.what}: {said}")
-    return f"{mark} {textwrap.shorten(text, _WIDTH - 6, placeholder=' ...')}"
+    return f"{mark} {textwrap.shorten(text, _WIDTH - 10, placeholder=' ...')}"
 
 
 def _heat(maps: Maps) -> list[str]:
-    """Return rows by heads as characters: blank is within budget."""
+    """Return the errors of rows and heads as characters; a blank is within its budget."""
     lines = [
-        "errors in budgets, a line for each row, a column for each head (blank: within budget)"
+        "errors relative to their budgets: a line per row, a column per head (blank: within budget)"
     ]
     for label, shares in list(zip(maps.rows, maps.by_head, strict=True))[:24]:
         cells = "".join(_shade(share) for share in shares)
         lines.append(f"{label:>9} |{cells[:_WIDTH]}|")
     if len(maps.rows) > 24:
-        lines.append(f"          and {len(maps.rows) - 24} more")
+        lines.append(f"          and {len(maps.rows) - 24} more lines")
     return lines
 
 
 def _shade(share: float) -> str:
-    """Return a denser character for every power of two of the budget."""
+    """Return a character for an error: a denser one for each power of two of the budget."""
     if not share > 1:
         return " "
     return _SHADES[min(int(share).bit_length(), len(_SHADES) - 1)] if share < 1e9 else "@"

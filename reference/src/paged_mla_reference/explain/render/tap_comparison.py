@@ -1,4 +1,4 @@
-"""What a kernel went through for one query and head, beside what the rules say of it."""
+"""Compare a kernel's intermediate values of one query token and head with the right values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SHOWN = 8  # keys
 
 @dataclass(frozen=True)
 class Number:
-    """One value of both.
+    """The right value and the kernel's value of one quantity.
 
     Parameters
     ----------
     right, tapped : float
-        NaN of what one of them does not have.
+        NaN if there is no such value.
     """
 
     right: float
@@ -31,7 +31,7 @@ class Number:
 
     @property
     def error(self) -> float:
-        """How far apart they are; infinite if only one is a finite number."""
+        """The absolute difference; infinite if the two differ and are not both finite."""
         if math.isfinite(self.right) and math.isfinite(self.tapped):
             return abs(self.right - self.tapped)
         return 0.0 if self.right == self.tapped else math.inf
@@ -39,14 +39,16 @@ class Number:
 
 @dataclass(frozen=True)
 class PartComparison:
-    """A part of the keys.
+    """The values of one part of the keys.
 
     Parameters
     ----------
     first, last : int
+        Keys of the row, both included.
     highest, total, lse : Number
+        The largest score, the sum of ``exp(s - highest)``, and the lse of the part.
     out_error : float
-        Largest of its elements.
+        The largest error of the elements of the part's out.
     """
 
     first: int
@@ -59,17 +61,18 @@ class PartComparison:
 
 @dataclass(frozen=True)
 class TapComparison:
-    """All of one query and head.
+    """All values of one query token and head.
 
     Parameters
     ----------
     trace : Trace
-        As the rules have it, in the kernel's parts.
+        The right values, with the kernel's parts of the keys.
     scores, weights : dict of int to Number
-        Of each key that either sees.
+        By key, for each key that the rules or the kernel see.
     parts : list of PartComparison
     lse : Number
     out_error : float
+        The largest error of the elements of out.
     """
 
     trace: Trace
@@ -80,11 +83,11 @@ class TapComparison:
     out_error: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all numbers by name; ``None`` stands for what is not finite."""
+        """Return all numbers by name; NaN and infinite numbers become ``None``."""
         return plain_numbers(self)
 
     def text(self) -> str:
-        """Return what a person reads: the keys that differ most, then parts, then the answer."""
+        """Return the comparison as text: the keys that differ most, then parts, then output."""
         trace = self.trace
         lines = [
             f"token {trace.token}, head {trace.head}: row {trace.row}, position {trace.position}",
@@ -110,16 +113,17 @@ class TapComparison:
 
 
 def compare_taps(dump: Dump, taps: Taps) -> TapComparison:
-    """Set taps beside the exact values of the dump's query and head (S-5, S-7, S-8).
+    """Compare taps with the exact values of the same query token and head (S-5, S-7, S-8).
 
     Raises
     ------
     InvalidArgument
-        As of :func:`~paged_mla_reference.explain.render.trace.trace_of`; or they are of other dims.
+        As :func:`~paged_mla_reference.explain.render.trace.trace_of`; or the dims of the taps are
+        not those of the dump.
     """
     rank = dump.problem.dims.kv_lora_rank
     if len(taps.out) != rank:
-        raise InvalidArgument("taps", f"out of {len(taps.out)} elements", f"{rank}, as the dump's")
+        raise InvalidArgument("taps", f"out of {len(taps.out)} elements", f"{rank}, as in the dump")
     trace = trace_of(dump, taps.token, taps.head, spans=taps.spans)
     right = dict(zip(trace.keys, zip(trace.scores, trace.weights, strict=True), strict=True))
     with np.errstate(over="ignore", invalid="ignore"):

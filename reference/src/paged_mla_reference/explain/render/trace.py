@@ -1,4 +1,4 @@
-"""How the right answer of one query and head comes about: scores, weights, parts, sums."""
+"""Compute the intermediate values of one right output: scores, weights, parts and sums."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from paged_mla_reference.rules.rounding import Rounding, round_to, widen
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
 
-_HEAVIEST = 8  # keys that are told
+_HEAVIEST = 8  # keys that are printed
 _ELEMENTS = 6  # of an output that are printed
 
 
 @dataclass(frozen=True)
 class Part:
-    """A share of the keys: numbers of one split.
+    """The values of one part of the keys.
 
     Parameters
     ----------
     first, last : int
-        Keys of the row.
+        Keys of the row, both included.
     highest, total, lse : float
-        Largest score, sum of ``exp(s - highest)``, and their lse (S-7).
+        The largest score, the sum of ``exp(s - highest)``, and the lse of the part (S-7).
     out : list of float
-        Mean of its values, [R] (S-5).
+        The weighted mean of the part's latents, [R] (S-5).
     """
 
     first: int
@@ -55,19 +55,19 @@ class Trace:
     ----------
     token, head, row, position : int
     keys : list of int
-        Those it sees.
+        The keys that the token sees.
     slots : list of int
-        Where they lie.
+        The slot of each key.
     scores, weights : list of float
-        Scaled scores, and what each key weighs: they sum to 1.
+        The scaled score and the weight of each key; the weights sum to 1.
     parts : list of Part
-        In splits of equal numbers of keys.
+        Parts without keys are omitted.
     lse : float
-        In float32 (S-7).
+        The right lse, rounded to float32 (S-7).
     out : list of float
-        Of all keys, wherever the parts end (S-8).
+        The right output, which does not depend on the parts (S-8).
     actual_lse, actual_out : float, list of float, or None
-        The dump's.
+        The dump's output; ``None`` if the dump lacks it.
     """
 
     token: int
@@ -85,11 +85,11 @@ class Trace:
     actual_out: list[float] | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all numbers by name; ``None`` stands for what is not finite."""
+        """Return all numbers by name; NaN and infinite numbers become ``None``."""
         return plain_numbers(self)
 
     def text(self) -> str:
-        """Return what a person reads."""
+        """Return the trace as text."""
         place = f"row {self.row}, position {self.position}"
         lines = [
             f"token {self.token}, head {self.head}: {place}, sees {len(self.keys)} keys",
@@ -113,7 +113,7 @@ class Trace:
 
 
 def plain_numbers(record: Any) -> dict[str, Any]:
-    """Return a dataclass as plain data that JSON has: ``None`` for what is not finite."""
+    """Return a dataclass as data for JSON; NaN and infinite numbers become ``None``."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -143,23 +143,24 @@ def trace_of(
     Parameters
     ----------
     dump : Dump
-        With lengths, table, queries and a cache.
+        It must have lengths, block table, queries and a cache.
     token, head : int
     splits : int
-        Parts of the keys, at most as many as there are keys.
+        The number of parts of equal size, from 1 to the number of keys that the token sees.
     spans : int64 [S, 2] or None
-        First and last key of each part, instead of equal ones.
+        The first and the last key of each part, instead of `splits` equal parts.
 
     Raises
     ------
     InvalidArgument
-        The dump lacks what it takes, there is no such token or head, or it sees no key.
+        The dump lacks a field, the token or the head does not exist, the token sees no key, or
+        it sees fewer keys than `splits`.
     """
     step = Step.of(dump)
     batch = step.batch
-    lacking = "" if step.has(*QUERIES) else "no queries"
+    lacking = "" if step.has(*QUERIES) else "a dump without queries"
     if batch is None or not is_valid(step):
-        lacking = "no batch that the rules allow"
+        lacking = "a dump without a valid batch"
     lacking = lacking or without_cache(step)
     if lacking:
         raise InvalidArgument("dump", lacking, "lengths, block_table, queries and a cache")
@@ -167,7 +168,7 @@ def trace_of(
     assert step.after is not None
     live = int(batch.cu_seqlens_q[-1])
     if not 0 <= token < live:
-        raise InvalidArgument("token", token, f"0 to {live - 1}, of the rows")
+        raise InvalidArgument("token", token, f"0 to {live - 1}, the tokens of rows")
     heads = step.problem.dims.num_heads
     if not 0 <= head < heads:
         raise InvalidArgument("head", head, f"0 to {heads - 1}")
@@ -175,9 +176,9 @@ def trace_of(
     seen = visibility(step.problem, batch)[row][token - query_spans(batch)[row].start]
     keys = np.flatnonzero(seen)
     if not keys.size:
-        raise InvalidArgument("token", f"{token}, which sees no key", "one that sees some")
+        raise InvalidArgument("token", f"{token}, which sees no key", "a token that sees keys")
     if splits > keys.size:
-        raise InvalidArgument("splits", splits, f"at most its {keys.size} keys")
+        raise InvalidArgument("splits", splits, f"at most {keys.size}, the keys of the token")
     size = step.problem.block_size
     blocks = batch.block_table[row, : -(-len(seen) // size)].astype(np.int64)
     scores = scores_of(step, query_of(step, token)[head : head + 1], blocks)[0, keys]

@@ -1,4 +1,4 @@
-"""Faults of an engine's bookkeeping: the audit of the simulator finds them in its own tests."""
+"""Faults of an engine's bookkeeping, which the audit of the simulator finds."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def references_are_not_dropped() -> AbstractContextManager[None]:
 
 @engine_fault(FaultClass.HASH, "S-13", shows=Shows.AUDIT)
 def cleanup_never_runs() -> AbstractContextManager[None]:
-    """A request that ends leaves the running ones, and gives no block back."""
+    """A request that ends is removed from the running requests, but does not free its blocks."""
     return patched((Engine, "_retire", lambda engine, seq: engine.running.remove(seq)))
 
 
 @engine_fault(FaultClass.POSITION, "S-3", shows=Shows.AUDIT)
 def positions_count_from_the_chunk() -> AbstractContextManager[None]:
-    """The positions of a chunk begin at 0 in every step."""
+    """The positions of a row start at 0 in every step, without its context."""
     return patched((Row, "context_len", 0))

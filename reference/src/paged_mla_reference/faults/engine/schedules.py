@@ -1,6 +1,6 @@
-"""Wrong engines: what schedules, hashes, drafts and divides the cache around a right backend.
+"""Faults of scheduling, block hashes, drafts and context parallelism around a right backend.
 
-The change of such a fault is a context manager that spoils the simulator while it is open.
+The change of an engine fault is a context manager. While it is open, the simulator is wrong.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from paged_mla_reference.simulator.sequence import Sequence as Running
 from paged_mla_reference.simulator.step import Kind, Row, Step
 from paged_mla_shared.problem import Batch, Problem
 
-READ = ("S-5", "S-7", "S-9")  # how a wrong schedule shows
+READ = ("S-5", "S-7", "S-9")  # rules by which a wrong schedule is detected
 
 Patch = AbstractContextManager[None]
 
 
 def _find(index: PrefixIndex, content: BlockContent) -> int | None:
-    """Believe the key, as engines do, so that a wrong one becomes a hit."""
+    """Find a block by its key alone, as engines do, so that a wrong key causes a hit."""
     entry = index._entries.get(content.key)
     return None if entry is None else entry[1]
 
 
 def trusting() -> tuple[object, str, Any]:
-    """Return the place where the prefix index stops comparing contents."""
+    """Return the patch after which the prefix index does not compare the contents of blocks."""
     return PrefixIndex, "find", _find
 
 
 @engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1301 imp#1050")
 def hash_ignores_the_last_token() -> Patch:
-    """The key of a block leaves out its last token."""
+    """The hash key of a block omits its last token."""
     right = prefix.block_key
 
     def block_key(parent: bytes, tokens: Sequence[int], extra: Sequence[str] = ()) -> bytes:
@@ -58,7 +58,7 @@ def hash_ignores_the_last_token() -> Patch:
 
 @engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1301")
 def hash_ignores_the_parent() -> Patch:
-    """The key of a block leaves out what came before it."""
+    """The hash key of a block omits the key of the block before it."""
     right = prefix.block_key
 
     def block_key(_: bytes, tokens: Sequence[int], extra: Sequence[str] = ()) -> bytes:
@@ -69,7 +69,7 @@ def hash_ignores_the_parent() -> Patch:
 
 @engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1301 lmdeploy#4917")
 def hash_ignores_the_extra_keys() -> Patch:
-    """Adapters and salts do not enter the key of a block."""
+    """The hash key of a block omits adapters and salts."""
     right = prefix.block_key
 
     def block_key(parent: bytes, tokens: Sequence[int], _: Sequence[str] = ()) -> bytes:
@@ -80,7 +80,7 @@ def hash_ignores_the_extra_keys() -> Patch:
 
 @engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="atlas#373 imp#1050")
 def a_live_block_is_evicted() -> Patch:
-    """Eviction does not ask whether a block is in use."""
+    """Eviction takes a block without checking whether it is in use."""
 
     def evict(pool: BlockPool) -> int:
         block_id = next(iter(pool._contents))
@@ -93,7 +93,7 @@ def a_live_block_is_evicted() -> Patch:
 
 @engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1050 TensorRT-LLM#12673")
 def partial_blocks_are_published() -> Patch:
-    """A block is known before its last token is written."""
+    """A block is put into the prefix cache before its last token is written."""
     right = BlockPool.grow
 
     def grow(pool: BlockPool, block_ids: list[int], tokens: int) -> None:
@@ -106,7 +106,7 @@ def partial_blocks_are_published() -> Patch:
 
 @engine_fault(FaultClass.MIXED, "S-19", "S-1", "S-6", *READ, cites="unified-cache-management#882")
 def tables_of_rows_are_reversed() -> Patch:
-    """The rows of the table stand in another order than those of the step."""
+    """The rows of the block table are in the reverse order of the rows of the step."""
     right = batches.lay_out
 
     def lay_out(rows: tuple[Row, ...]) -> batches.Layout:
@@ -118,7 +118,7 @@ def tables_of_rows_are_reversed() -> Patch:
 
 @engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="local-inference-lab/vllm#480")
 def hits_outlive_eviction() -> Patch:
-    """The key of an evicted block still leads to it, whatever it holds by then."""
+    """A lookup of an evicted block still returns it, although it can hold other tokens."""
     lookup = BlockPool.lookup
 
     def evict(pool: BlockPool) -> int:
@@ -136,7 +136,7 @@ def hits_outlive_eviction() -> Patch:
 
 @engine_fault(FaultClass.STALE, "S-19", *READ, cites="vllm#49620", akin="vllm#41190")
 def a_preempted_frame_is_applied() -> Patch:
-    """The token of a step that ran before a preemption counts as computed after it."""
+    """After a preemption, one token more than the cache holds is counted as computed."""
     right = scheduler.Engine._admit
 
     def late(row: Row) -> Row:
@@ -154,7 +154,7 @@ def a_preempted_frame_is_applied() -> Patch:
     FaultClass.LENGTH, "S-2", "S-16", "S-19", *READ, cites="vllm#44697", akin="vllm#49355 EAGLE#336"
 )
 def rejected_drafts_count_as_computed() -> Patch:
-    """The step after a verified chain counts the drafts it rejected as context."""
+    """The step after a verified chain counts rejected draft tokens as context."""
     right = batches.batch_of
     ends: dict[str, int] = {}
 
@@ -173,7 +173,7 @@ def rejected_drafts_count_as_computed() -> Patch:
 
 
 def _committing(computed: Callable[[Running, list[int]], int], *, window_due: bool) -> Patch:
-    """Let a verified tree that accepted something leave other progress behind."""
+    """Return a patch that changes a row's progress after a tree with accepted tokens."""
 
     def wrong(seq: Running, row: Row) -> list[int]:
         accepted = commit(seq, row)
@@ -187,7 +187,7 @@ def _committing(computed: Callable[[Running, list[int]], int], *, window_due: bo
 
 @engine_fault(FaultClass.WINDOW, "S-16", "S-19", *READ, cites="sglang#15790 sglang#28028")
 def accepted_tree_nodes_are_left_where_they_were() -> Patch:
-    """What a tree accepted counts as computed, and no window writes it to its own slots."""
+    """Accepted tree tokens count as computed, and are not written again to their own slots."""
     return _committing(lambda seq, accepted: seq.computed + len(accepted), window_due=False)
 
 
@@ -195,13 +195,13 @@ def accepted_tree_nodes_are_left_where_they_were() -> Patch:
     FaultClass.WINDOW, "S-16", "S-19", *READ, cites="sglang#21987 sglang#27545 tokenspeed#298"
 )
 def windows_start_one_token_late() -> Patch:
-    """The first token that a tree accepted is not written to its own slot."""
+    """The first accepted tree token is not written again to its own slot."""
     return _committing(lambda seq, _: seq.computed + 1, window_due=True)
 
 
 @engine_fault(FaultClass.WINDOW, "S-15", "S-19", *READ, cites="sglang#26972 sglang#27338")
 def branches_do_not_copy_the_partial_block() -> Patch:
-    """A branch's first step writes its draft and not the tokens that share its block."""
+    """A branch's first step writes its draft token, but not the tokens before it in the block."""
     right = Drafter._draft_row
 
     def draft_row(
@@ -217,7 +217,7 @@ def branches_do_not_copy_the_partial_block() -> Patch:
 
 @engine_fault(FaultClass.WINDOW, "S-15", "S-19", *READ, cites="sglang#26972 vllm#37599")
 def branches_swap_their_blocks() -> Patch:
-    """From its second token on, a branch continues on the blocks of the next one."""
+    """From its second token on, a branch uses the blocks of the next branch."""
     right = Drafter._draft_row
     lanes: dict[tuple[str, int], list[list[int]]] = {}
 
@@ -235,7 +235,10 @@ def branches_swap_their_blocks() -> Patch:
 
 
 def _dividing(change: Callable[[Batch, Batch, ContextParallel, int], Batch]) -> Patch:
-    """Change what a rank runs, given the right one and the whole step."""
+    """Return a patch that changes the batch of a rank.
+
+    `change` takes the right batch of the rank, the whole batch, the group and the rank.
+    """
 
     def wrong(problem: Problem, batch: Batch, group: ContextParallel, rank: int) -> Batch:
         return change(rank_batch(problem, batch, group, rank), batch, group, rank)
@@ -244,7 +247,10 @@ def _dividing(change: Callable[[Batch, Batch, ContextParallel, int], Batch]) -> 
 
 
 def _counting(local_len: Callable[[ContextParallel, int, int], int]) -> Patch:
-    """Count the keys of a rank by another formula."""
+    """Return a patch that counts the keys of a rank by another formula.
+
+    `local_len` takes the group, the number of visible keys, and the rank.
+    """
 
     def change(local: Batch, batch: Batch, group: ContextParallel, rank: int) -> Batch:
         lengths = local.seq_lens.copy()
@@ -263,13 +269,13 @@ RANK = ("S-18", "S-19", "S-6", *READ)
 
 @engine_fault(FaultClass.RANKS, *RANK, cites="sglang#33064 sglang#33926")
 def local_lengths_are_equal_shares() -> Patch:
-    """A rank's length is the row's divided by the ranks, whatever the interleave."""
+    """A rank's length is the row's length divided by the ranks; the interleave is ignored."""
     return _counting(lambda group, seen, rank: (seen + group.world - 1 - rank) // group.world)
 
 
 @engine_fault(FaultClass.RANKS, *RANK, cites="TransformerEngine#1930 flash-linear-attention#1092")
 def the_remainder_is_dropped() -> Patch:
-    """Tokens past the last whole round of ranks are in nobody's length."""
+    """Tokens after the last complete round of all ranks are in no rank's length."""
     return _counting(
         lambda group, seen, _: seen // (group.world * group.interleave) * group.interleave
     )
@@ -277,7 +283,7 @@ def the_remainder_is_dropped() -> Patch:
 
 @engine_fault(FaultClass.RANKS, "S-10", *RANK, akin="TensorRT-LLM#17795")
 def token_0_has_no_owner() -> Patch:
-    """The owner of a token is found by a modulo that is negative for the first."""
+    """No rank writes the first token of a row, because its owner is computed as negative."""
 
     def change(local: Batch, batch: Batch, _g: ContextParallel, _r: int) -> Batch:
         assert local.slot_mapping is not None
@@ -291,7 +297,7 @@ def token_0_has_no_owner() -> Patch:
 
 @engine_fault(FaultClass.RANKS, *RANK, cites="tt-metal#35509 tt-metal#35987")
 def latents_are_summed_over_ranks() -> Patch:
-    """What every rank computed alike is added up, not averaged, before it is stored."""
+    """Latents, which are equal on all ranks, are summed over the ranks before they are stored."""
     return _dividing(
         lambda local, _b, group, _r: replace(local, ckv=local.ckv * np.float32(group.world))
     )
@@ -299,7 +305,7 @@ def latents_are_summed_over_ranks() -> Patch:
 
 @engine_fault(FaultClass.RANKS, *RANK, cites="vllm#47779 tokenspeed#364")
 def ranks_bound_chunks_by_their_whole_length() -> Patch:
-    """Every query of a chunk sees all that a rank holds of the row, later tokens too."""
+    """Every query of a chunk sees all of the row's keys on a rank, including later tokens."""
 
     def change(local: Batch, batch: Batch, _g: ContextParallel, _r: int) -> Batch:
         lengths = local.seq_lens.copy()

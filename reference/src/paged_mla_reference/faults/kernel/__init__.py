@@ -1,1 +1,1 @@
-"""Faults of kernels: each exchanges a function of the oracle for a wrong one."""
+"""Faults of kernels: each replaces a function of the oracle by a wrong one."""

@@ -1,4 +1,4 @@
-"""Wrong addresses: offsets that wrap, strides that are assumed, slots that are mistaken."""
+"""Faults of addresses: offsets that wrap, strides that are ignored, slots that are wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paged_mla_shared.problem import Batch, Problem
 
 
 def _wrapped(problem: Problem, block_ids: NDArray[Any], bits: int, *, of_bytes: bool) -> Any:
-    """Return where blocks seem to lie when their offset keeps only its low bits."""
+    """Return the ids of the blocks that are found if offsets keep only `bits` low bits."""
     stride = problem.layout.block_stride
     if not of_bytes:
         stride //= numpy_dtype(problem.layout.format.ckv_dtype).itemsize
@@ -34,7 +34,7 @@ def _wrapped(problem: Problem, block_ids: NDArray[Any], bits: int, *, of_bytes: 
 
 
 def wrapping(bits: int, *, of_bytes: bool = False) -> Callable[[Problem, Batch], Batch]:
-    """Return what lets the offsets of a batch's blocks keep their low bits."""
+    """Return a change of a batch after which offsets of its blocks keep only `bits` low bits."""
 
     def change(problem: Problem, batch: Batch) -> Batch:
         return replace(
@@ -57,38 +57,38 @@ def _writing_wrapped(bits: int) -> Any:
     FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="vllm#47671 vllm#50427 sglang#9344"
 )
 def read_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
-    """Element offsets of reads keep 31 bits."""
+    """The kernel reads the cache with element offsets of only 31 bits."""
     return with_batch(oracle, wrapping(31))
 
 
 @kernel_fault(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3130")
 def read_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
-    """Element offsets of reads keep 32 bits; caches between 2^31 and 2^32 are right."""
+    """The kernel reads the cache with element offsets of only 32 bits."""
     return with_batch(oracle, wrapping(32))
 
 
 @kernel_fault(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy@fc2c0046 aiter#2768")
 def read_byte_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
-    """Byte offsets of reads keep 32 bits."""
+    """The kernel reads the cache with byte offsets of only 32 bits."""
     return with_batch(oracle, wrapping(32, of_bytes=True))
 
 
 @kernel_fault(FaultClass.OFFSET, "S-10", cites="tokenspeed#501 tokenspeed#748")
 def write_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
-    """Element offsets of cache writes keep 31 bits."""
+    """The append writes the cache with element offsets of only 31 bits."""
     return writing(oracle, _writing_wrapped(31))
 
 
 @kernel_fault(FaultClass.OFFSET, "S-10", cites="tokenspeed#501 flashinfer#3130")
 def write_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
-    """Element offsets of cache writes keep 32 bits."""
+    """The append writes the cache with element offsets of only 32 bits."""
     return writing(oracle, _writing_wrapped(32))
 
 
 def _named(
     oracle: Oracle, change: Callable[[Problem, Batch, NDArray[np.int64]], NDArray[np.int64]]
 ) -> Oracle:
-    """Change the slots that a batch names; derived ones stay right."""
+    """Change the slots in the batch's slot_mapping; slots derived from the table stay right."""
 
     def other_slots(problem: Problem, batch: Batch) -> Batch:
         if batch.slot_mapping is None:
@@ -100,13 +100,13 @@ def _named(
 
 @kernel_fault(FaultClass.OFFSET, "S-10", cites="tokenspeed#748 vllm#1486")
 def named_slot_offsets_wrap_at_2_31(oracle: Oracle) -> Oracle:
-    """Element offsets of named slots keep 31 bits; those of derived slots are right."""
+    """Writes to the slots of slot_mapping use element offsets of only 31 bits."""
     return _named(oracle, _writing_wrapped(31))
 
 
 @kernel_fault(FaultClass.OFFSET, "S-10", akin="local-inference-lab/b12x#40")
 def named_slots_pass_through_float32(oracle: Oracle) -> Oracle:
-    """Named slots past 2^24 are rounded to a multiple of 2, 4 and so on."""
+    """Slots of slot_mapping pass through float32, so that slots above 2^24 are rounded."""
     return _named(oracle, lambda _p, _b, slots: slots.astype(np.float32).astype(np.int64))
 
 
@@ -114,7 +114,7 @@ def named_slots_pass_through_float32(oracle: Oracle) -> Oracle:
 def named_slots_are_read_in_halves(
     _p: Problem, _b: Batch, slots: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Named slots are read as 32-bit numbers, so that every second one is the upper half."""
+    """slot_mapping is read as 32-bit numbers: each second number is the upper half of a slot."""
     return np.ascontiguousarray(slots).view(np.int32)[: len(slots)].astype(np.int64)
 
 
@@ -122,7 +122,7 @@ def named_slots_are_read_in_halves(
 def named_slots_are_taken_for_dense(
     problem: Problem, _: Batch, slots: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Named slots are read by their shape; what lies between them is cut to the cache."""
+    """slot_mapping is read as if it were contiguous: its stride is ignored."""
     return as_dense(slots).clip(-1, problem.num_blocks * problem.block_size - 1)
 
 
@@ -130,7 +130,7 @@ def named_slots_are_taken_for_dense(
 def named_slots_are_taken_for_a_run(
     _p: Problem, _b: Batch, slots: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Named slots whose first and last fit a run are taken for one."""
+    """slot_mapping is treated as consecutive slots if its first and last slots would allow it."""
     run = slots[:1] + np.arange(len(slots))
     fits = len(run) and run[0] >= 0 and run[-1] == slots[-1]
     return run if fits else slots
@@ -138,7 +138,7 @@ def named_slots_are_taken_for_a_run(
 
 @kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", "S-10")
 def own_keys_are_read_from_named_slots(oracle: Oracle) -> Oracle:
-    """Attention looks for the step's own keys in the slots that the batch names."""
+    """Attention reads the step's own keys from the slots of slot_mapping, not of the table."""
 
     def change(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         if batch.slot_mapping is None:
@@ -151,13 +151,13 @@ def own_keys_are_read_from_named_slots(oracle: Oracle) -> Oracle:
 
 
 def _keeping_bits(oracle: Oracle, bits: int) -> Oracle:
-    """Let reads find blocks by the low bits of their ids."""
+    """Let attention keep only `bits` low bits of block ids."""
     return with_batch(oracle, lambda _, b: replace(b, block_table=b.block_table & (2**bits - 1)))
 
 
 @kernel_fault(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", akin="vllm-ascend#16490")
 def block_ids_keep_16_bits(oracle: Oracle) -> Oracle:
-    """Block ids lose their bits from the 17th on."""
+    """The kernel keeps only the lowest 16 bits of a block id."""
     return _keeping_bits(oracle, 16)
 
 
@@ -165,7 +165,7 @@ def block_ids_keep_16_bits(oracle: Oracle) -> Oracle:
     FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="aiter#4341 aiter#4351 aiter#4452"
 )
 def block_ids_keep_24_bits(oracle: Oracle) -> Oracle:
-    """Block ids lose their bits from the 25th on."""
+    """The kernel keeps only the lowest 24 bits of a block id."""
     return _keeping_bits(oracle, 24)
 
 
@@ -175,7 +175,7 @@ def block_ids_keep_24_bits(oracle: Oracle) -> Oracle:
 def blocks_past_2_16_are_not_read(
     problem: Problem, batch: Batch, row: int, seen: NDArray[np.bool_]
 ) -> Any:
-    """Blocks whose id needs a 17th bit hold no visible key."""
+    """The kernel does not read blocks whose ids are 65536 or more."""
     ids = np.repeat(batch.block_table[row], problem.block_size)
     return seen & (ids[: seen.shape[1]] < 2**16)
 
@@ -188,7 +188,7 @@ def _every_block(image: CacheImage) -> tuple[NDArray[np.uint8], NDArray[np.uint8
 
 
 def _seen_with(image: CacheImage, token_padding: int, block_padding: int) -> CacheImage:
-    """Return the same bytes under other strides."""
+    """Return a cache of the same bytes with other strides."""
     layout = replace(image.layout, token_padding=token_padding, block_padding=block_padding)
     if layout == image.layout:
         return image
@@ -206,7 +206,7 @@ def _dense_tokens(image: CacheImage) -> CacheImage:
 
 @kernel_fault(FaultClass.STRIDE, "S-5", "S-9", cites="vllm#37032 vllm#37090 vllm#45111")
 def block_stride_is_computed(oracle: Oracle) -> Oracle:
-    """Reads take blocks to be as far apart as they are long."""
+    """The kernel ignores the stride of blocks and reads them as if they were contiguous."""
     return with_cache(
         oracle, lambda _p, _b, image: _seen_with(image, image.layout.token_padding, 0)
     )
@@ -214,13 +214,13 @@ def block_stride_is_computed(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.STRIDE, "S-5", "S-9", cites="flashinfer@07f9c33a2")
 def token_stride_is_computed(oracle: Oracle) -> Oracle:
-    """Reads take tokens to be as far apart as they are long."""
+    """The kernel ignores the stride of tokens and reads them as if they were contiguous."""
     return with_cache(oracle, lambda _p, _b, image: _dense_tokens(image))
 
 
 @kernel_fault(FaultClass.STRIDE, "S-10", cites="aiter#3498 vllm#48379")
 def write_strides_are_computed(oracle: Oracle) -> Oracle:
-    """Writes ignore the gaps between tokens and between blocks."""
+    """The append ignores the strides of tokens and blocks, as if there were no gaps."""
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         dense = oracle.append(problem, batch, _seen_with(image, 0, 0))
@@ -235,7 +235,7 @@ def write_strides_are_computed(oracle: Oracle) -> Oracle:
 
 
 def as_dense(view: NDArray[Any]) -> NDArray[Any]:
-    """Return what a reader finds that knows only the first address and the shape."""
+    """Return the array that is read if only the first address and the shape are used."""
     strides = [view.itemsize]
     for size in view.shape[:0:-1]:
         strides.insert(0, strides[0] * size)
@@ -244,7 +244,7 @@ def as_dense(view: NDArray[Any]) -> NDArray[Any]:
 
 @kernel_fault(FaultClass.STRIDE, "S-5", "S-9", cites="vllm#43152")
 def queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
-    """Queries are read by their shape, not by their strides."""
+    """The kernel ignores the strides of queries, as if they were contiguous."""
     return with_batch(
         oracle, lambda _, b: replace(b, q_nope=as_dense(b.q_nope), q_pe=as_dense(b.q_pe))
     )
@@ -252,27 +252,27 @@ def queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.STRIDE, "S-5", "S-9", through=with_batch)
 def heads_of_queries_are_taken_for_dense(_: Problem, batch: Batch) -> Batch:
-    """Heads of q_nope are taken to lie side by side, whatever lies between two tokens."""
+    """The kernel ignores the stride of q_nope's heads, as if each token were contiguous."""
     tokens = [as_dense(token) for token in batch.q_nope]
     return replace(batch, q_nope=np.stack(tokens)) if tokens else batch
 
 
 @kernel_fault(FaultClass.STRIDE, "S-1", "S-4", "S-5", "S-7", "S-9", through=with_batch)
 def lengths_are_taken_for_dense(_: Problem, batch: Batch) -> Batch:
-    """Lengths of rows are read by their shape; what lies between them ends with the longest."""
+    """The kernel ignores the stride of seq_lens, as if it were contiguous."""
     longest = batch.seq_lens.max(initial=0)
     return replace(batch, seq_lens=np.minimum(as_dense(batch.seq_lens), longest))
 
 
 @kernel_fault(FaultClass.STRIDE, "S-4", "S-5", "S-7", "S-9", "S-14", through=with_batch)
 def masks_are_taken_for_dense(_: Problem, batch: Batch) -> Batch:
-    """A mask is read by its shape, not by its strides."""
+    """The kernel ignores the strides of a mask, as if it were contiguous."""
     return batch if batch.mask is None else replace(batch, mask=as_dense(batch.mask))
 
 
 @kernel_fault(FaultClass.STRIDE, "S-10", cites="vllm#43152")
 def latents_are_taken_for_dense(oracle: Oracle) -> Oracle:
-    """Latents to be written are read by their shape, not by their strides."""
+    """The append ignores the strides of its latents, as if they were contiguous."""
     return appending(oracle, lambda _, b: replace(b, ckv=as_dense(b.ckv), k_pe=as_dense(b.k_pe)))
 
 
@@ -280,7 +280,7 @@ def latents_are_taken_for_dense(oracle: Oracle) -> Oracle:
     FaultClass.STRIDE, "S-10", cites="flashinfer@fp8-kpe-row-aliasing-test", through=appending
 )
 def k_pe_takes_the_stride_of_ckv(problem: Problem, batch: Batch) -> Batch:
-    """Rows of k_pe are found with the stride of ckv, so that later ones come again."""
+    """The append reads rows of k_pe with the stride of ckv."""
     ratio = problem.dims.kv_lora_rank // problem.dims.qk_rope_head_dim
     rows = np.arange(batch.num_tokens) * ratio % max(batch.num_tokens, 1)
     return replace(batch, k_pe=batch.k_pe[rows])

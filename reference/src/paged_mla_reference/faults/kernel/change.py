@@ -1,4 +1,4 @@
-"""Small changes that faults are made of; each returns an oracle with one function exchanged."""
+"""Small changes from which faults are built; each returns an oracle with one function replaced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Matrices = list[NDArray[np.bool_]]  # [query_len, query_len] per row
 
 
 def with_batch(oracle: Oracle, change: Callable[[Problem, Batch], Batch]) -> Oracle:
-    """Let attention take another batch."""
+    """Return an oracle whose attention uses a changed batch."""
     return replace(
         oracle,
         attend=lambda problem, batch, image: oracle.attend(problem, change(problem, batch), image),
@@ -29,7 +29,7 @@ def with_batch(oracle: Oracle, change: Callable[[Problem, Batch], Batch]) -> Ora
 
 
 def with_problem(oracle: Oracle, change: Callable[[Problem], Problem]) -> Oracle:
-    """Let attention take another problem."""
+    """Return an oracle whose attention uses a changed problem."""
     return replace(
         oracle,
         attend=lambda problem, batch, image: oracle.attend(change(problem), batch, image),
@@ -39,7 +39,7 @@ def with_problem(oracle: Oracle, change: Callable[[Problem], Problem]) -> Oracle
 def with_cache(
     oracle: Oracle, change: Callable[[Problem, Batch, CacheImage], CacheImage]
 ) -> Oracle:
-    """Let attention take another cache."""
+    """Return an oracle whose attention reads a changed cache."""
     return replace(
         oracle,
         attend=lambda problem, batch, image: oracle.attend(
@@ -49,7 +49,7 @@ def with_cache(
 
 
 def answering(oracle: Oracle, change: Callable[[Problem, Batch, Output], Output]) -> Oracle:
-    """Change what attention answers; the arrays are the change's own to write."""
+    """Return an oracle with a changed output of attention; the change may write its arrays."""
 
     def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
         return change(problem, batch, oracle.attend(problem, batch, image))
@@ -58,14 +58,17 @@ def answering(oracle: Oracle, change: Callable[[Problem, Batch, Output], Output]
 
 
 def masked_below_a_sentinel(answer: Output) -> Output:
-    """Take queries whose scores all lie below -5e4 for masked ones, in place."""
+    """Treat queries with an lse below -5e4 as masked, in place."""
     below = (answer.lse < -5e4) & np.isfinite(answer.lse)
     answer.out[below], answer.lse[below] = 0, -5e4
     return answer
 
 
 def seeing(oracle: Oracle, change: Callable[[Problem, Batch, int, Seen], Seen]) -> Oracle:
-    """Change which keys the queries of a row see: more columns reach past the row's length."""
+    """Return an oracle in which the queries of a row see other keys.
+
+    A matrix with more columns than the row has keys reads past the row's length.
+    """
 
     def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
         visible = [
@@ -78,7 +81,7 @@ def seeing(oracle: Oracle, change: Callable[[Problem, Batch, int, Seen], Seen]) 
 
 
 def forgetting(oracle: Oracle, forgotten: Callable[[Batch], NDArray[Any]]) -> Oracle:
-    """Leave chosen query tokens, indices or bool [T], as if they saw nothing."""
+    """Return an oracle in which chosen query tokens, indices or bool [T], see no keys."""
 
     def change(_: Problem, batch: Batch, answer: Output) -> Output:
         chosen = forgotten(batch)
@@ -89,7 +92,7 @@ def forgetting(oracle: Oracle, forgotten: Callable[[Batch], NDArray[Any]]) -> Or
 
 
 def scoring(oracle: Oracle, attend_query: AttendQuery) -> Oracle:
-    """Change how one query token attends to the keys it sees."""
+    """Return an oracle in which a query token attends to its keys by `attend_query`."""
 
     def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
         visible = visibility(problem, batch)
@@ -99,7 +102,7 @@ def scoring(oracle: Oracle, attend_query: AttendQuery) -> Oracle:
 
 
 def masked(oracle: Oracle, change: Callable[[Problem, Batch, Matrices], Matrices]) -> Oracle:
-    """Change what tree masks say; other masks stay as they are."""
+    """Return an oracle in which tree masks are changed; other masks stay unchanged."""
 
     def other_mask(problem: Problem, batch: Batch) -> Batch:
         if problem.mask is not Mask.TREE:
@@ -118,7 +121,7 @@ def masked(oracle: Oracle, change: Callable[[Problem, Batch, Matrices], Matrices
 
 
 def appending(oracle: Oracle, change: Callable[[Problem, Batch], Batch]) -> Oracle:
-    """Let append take another batch."""
+    """Return an oracle whose append uses a changed batch."""
     return replace(
         oracle,
         append=lambda problem, batch, image: oracle.append(problem, change(problem, batch), image),
@@ -129,7 +132,7 @@ def writing(
     oracle: Oracle,
     change: Callable[[Problem, Batch, NDArray[np.int64]], NDArray[np.int64]],
 ) -> Oracle:
-    """Change the slots that an append writes, int64 [T]."""
+    """Return an oracle whose append writes other slots, int64 [T]."""
 
     def other_slots(problem: Problem, batch: Batch) -> Batch:
         slots = change(problem, batch, slots_to_write(oracle, problem, batch))
@@ -139,14 +142,14 @@ def writing(
 
 
 def slots_to_write(oracle: Oracle, problem: Problem, batch: Batch) -> NDArray[np.int64]:
-    """Return the slots of a batch, named or derived, as a new array."""
+    """Return the slots that a batch writes, given or derived, as a new array."""
     if batch.slot_mapping is not None:
         return batch.slot_mapping.copy()
     return oracle.metadata(problem, batch).slot_mapping.copy()
 
 
 def wide_table(batch: Batch, block_size: int, tokens: int) -> Batch:
-    """Return the batch with table columns for `tokens` tokens, new ones naming no block."""
+    """Return the batch with table columns for `tokens` tokens; new entries are -1."""
     missing = -(-tokens // block_size) - batch.block_table.shape[1]
     if missing <= 0:
         return batch
@@ -159,9 +162,10 @@ def by_slot(
     batch: Batch,
     find: Callable[[NDArray[Any], NDArray[np.int64]], NDArray[np.int64]],
 ) -> tuple[Problem, Batch]:
-    """Return the step with a table of slots: `find` takes a row of the table, and token indices.
+    """Return the step with blocks of one slot and a table of slots.
 
-    Slots outside the cache are wrapped into it.
+    `find` takes a row of the table and token indices, and returns their slots. Slots outside the
+    cache are wrapped into it.
     """
     table: NDArray[Any] = np.zeros((batch.num_rows, batch.seq_lens.max(initial=0)), np.int64)
     for row, seq_len in enumerate(batch.seq_lens.tolist()):
@@ -171,7 +175,7 @@ def by_slot(
 
 
 def with_columns(seen: Seen, keys: int) -> Seen:
-    """Return the matrix cut or extended to `keys` columns, new ones seen by all."""
+    """Return the matrix cut or extended to `keys` columns; all queries see new columns."""
     out = np.ones((len(seen), keys), bool)
     kept = min(keys, seen.shape[1])
     out[:, :kept] = seen[:, :kept]
@@ -179,14 +183,14 @@ def with_columns(seen: Seen, keys: int) -> Seen:
 
 
 def only_before(seen: Seen, end: int) -> Seen:
-    """Return the matrix without the keys from `end` on."""
+    """Return the matrix in which keys from `end` on are not visible."""
     out = seen.copy()
     out[:, max(end, 0) :] = False
     return out
 
 
 def context_of(batch: Batch, row: int) -> int:
-    """Return the tokens a row had before the step (S-2)."""
+    """Return the number of tokens that a row had before the step (S-2)."""
     return int(context_lens(batch)[row])
 
 
@@ -199,7 +203,7 @@ def of_rows(batch: Batch, chosen: Sequence[bool] | NDArray[np.bool_]) -> NDArray
 
 
 def per_token(batch: Batch, of_row: NDArray[Any]) -> NDArray[np.int64]:
-    """Return a number of each row for each of its tokens, int64 [T]; 0 for padding."""
+    """Repeat a number of each row for each of its tokens, int64 [T]; 0 for padding."""
     out = np.zeros(batch.num_tokens, np.int64)
     out[: int(batch.cu_seqlens_q[-1])] = np.repeat(of_row, batch.query_lens)
     return out

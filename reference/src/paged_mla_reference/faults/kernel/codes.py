@@ -1,4 +1,4 @@
-"""Attention that is wrong over caches of 8 bits alone."""
+"""Faults of attention that show only with 8-bit caches."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Output, Problem
 
 @kernel_fault(FaultClass.LEAK, *READ)
 def nan_codes_are_read_as_480(oracle: Oracle) -> Oracle:
-    """The two codes that are no number are read as the two that would come next."""
+    """The two e4m3 codes for NaN are read as 480 and -480."""
 
     def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
         mine = get_ident()
 
         def numbers(codes: NDArray[np.uint8]) -> NDArray[Any]:
             values = decode(codes)
-            if get_ident() != mine:  # others attend at the same time, and rightly
+            if get_ident() != mine:  # other threads attend at the same time, without the fault
                 return values
             next_ones = np.where(codes >> 7, np.float32(-480), np.float32(480))
             return np.where(np.isnan(values), next_ones, values)
@@ -44,7 +44,7 @@ def nan_codes_are_read_as_480(oracle: Oracle) -> Oracle:
 def _over_codes(
     oracle: Oracle, change: Callable[[Problem, Batch], tuple[Problem, Batch]]
 ) -> Oracle:
-    """Let attention over formats of 8 bits take another step."""
+    """Return an oracle whose attention over 8-bit caches uses a changed step."""
 
     def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
         if not problem.layout.format.is_plain:
@@ -56,14 +56,14 @@ def _over_codes(
 
 @kernel_fault(FaultClass.CAUSAL, "S-4", *READ, through=_over_codes)
 def codes_are_always_causal(problem: Problem, batch: Batch) -> tuple[Problem, Batch]:
-    """Over formats of 8 bits a step without a causal mask gets one."""
+    """With an 8-bit cache, the kernel applies a causal mask to a non-causal step."""
     causal = problem.mask is Mask.NON_CAUSAL
     return (replace(problem, mask=Mask.CAUSAL) if causal else problem), batch
 
 
 @kernel_fault(FaultClass.MASK, "S-4", "S-14", *READ, through=_over_codes)
 def full_masks_over_codes_are_chains(problem: Problem, batch: Batch) -> tuple[Problem, Batch]:
-    """Over formats of 8 bits a mask spelled FULL is not read."""
+    """With an 8-bit cache, the kernel ignores a FULL mask and uses a causal mask."""
     if problem.mask is not Mask.TREE or problem.mask_spelling is not MaskSpelling.FULL:
         return problem, batch
     return replace(problem, mask=Mask.CAUSAL, max_draft_tokens=0), replace(batch, mask=None)
@@ -71,5 +71,5 @@ def full_masks_over_codes_are_chains(problem: Problem, batch: Batch) -> tuple[Pr
 
 @kernel_fault(FaultClass.TRUNCATED, "S-4", *READ, through=seeing)
 def codes_past_2048_keys_are_dropped(problem: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
-    """Over formats of 8 bits a buffer holds 2048 keys of a row."""
+    """With an 8-bit cache, the kernel reads only the first 2048 keys of a row."""
     return seen if problem.layout.format.is_plain else only_before(seen, 2048)

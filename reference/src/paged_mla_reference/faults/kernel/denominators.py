@@ -1,4 +1,4 @@
-"""Sums of softmax weights that are kept in 16 bits, tile by tile of a row's keys."""
+"""Faults of the sum of softmax weights: it is rounded to 16 bits after each tile of keys."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TILE = 64  # keys
 def lse_of_rounded_sums(scores: Array, dtype: str, tile: int) -> Array:
     """Return the lse [H] of scores [H, K] whose sum is rounded after each tile of keys.
 
-    The sum is relative to the highest score so far: where that rises, what was summed is scaled
-    before the tile is added.
+    The sum is relative to the highest score so far. If a tile has a higher score, the earlier sum
+    is scaled before the tile is added.
     """
     highest = np.full((len(scores), 1), -np.inf)
     total = np.zeros((len(scores), 1))
@@ -35,7 +35,7 @@ def lse_of_rounded_sums(scores: Array, dtype: str, tile: int) -> Array:
 
 
 def summing_in(oracle: Oracle, dtype: str, tile: int) -> Oracle:
-    """Divide outputs by a sum of weights that is rounded to `dtype` after each tile of keys."""
+    """Return an oracle whose sum of weights is rounded to `dtype` after each tile of keys."""
 
     def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
         out, right, bound, largest = attend_one(problem, query, keys, rounding)
@@ -48,11 +48,11 @@ def summing_in(oracle: Oracle, dtype: str, tile: int) -> Oracle:
 
 @kernel_fault(FaultClass.PRECISION, *SCORED)
 def the_sum_of_weights_is_in_bfloat16(oracle: Oracle) -> Oracle:
-    """The sum that outputs are divided by is rounded to bfloat16 after every 64 keys."""
+    """The sum of softmax weights is rounded to bfloat16 after every 64 keys."""
     return summing_in(oracle, "bfloat16", TILE)
 
 
 @kernel_fault(FaultClass.PRECISION, *SCORED)
 def the_sum_of_weights_is_in_float16(oracle: Oracle) -> Oracle:
-    """The sum that outputs are divided by is rounded to float16 after every 64 keys."""
+    """The sum of softmax weights is rounded to float16 after every 64 keys."""
     return summing_in(oracle, "float16", TILE)

@@ -1,4 +1,4 @@
-"""Wrong nothing: rows that see no key, padding that is not ignored, NaN that leaks."""
+"""Faults of rows without visible keys, of padding, and of NaN in memory that is not read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paged_mla_shared.problem import Batch, Mask, Output, Problem
 
 
 def _where_empty(oracle: Oracle, **values: float) -> Oracle:
-    """Answer other values where nothing is visible."""
+    """Return an oracle with other values in the output of queries without visible keys."""
 
     def change(_p: Problem, _b: Batch, answer: Output) -> Output:
         empty = np.isneginf(answer.lse)
@@ -30,31 +30,31 @@ def _where_empty(oracle: Oracle, **values: float) -> Oracle:
 
 @kernel_fault(FaultClass.EMPTY, "S-6", cites="flashinfer#4401 vllm#27491 vllm#57017")
 def empty_rows_divide_zero_by_zero(oracle: Oracle) -> Oracle:
-    """A query that sees nothing gets NaN."""
+    """The output of a query without visible keys is NaN."""
     return _where_empty(oracle, out=np.nan)
 
 
 @kernel_fault(FaultClass.EMPTY, "S-6", cites="flashinfer#3047 sglang#22291 sglang#22688")
 def empty_rows_are_not_written(oracle: Oracle) -> Oracle:
-    """A query that sees nothing keeps what was in memory."""
+    """The kernel does not write the output of a query without visible keys."""
     return _where_empty(oracle, out=0.25)
 
 
 @kernel_fault(FaultClass.EMPTY, "S-6", cites="vllm#49294 vllm#49334")
 def empty_rows_have_a_finite_lse(oracle: Oracle) -> Oracle:
-    """Lse of a query that sees nothing is 0."""
+    """The lse of a query without visible keys is 0."""
     return _where_empty(oracle, lse=0.0)
 
 
 @kernel_fault(FaultClass.EMPTY, "S-6", cites="vllm#15492")
 def empty_rows_have_an_infinite_lse(oracle: Oracle) -> Oracle:
-    """Lse of a query that sees nothing is +inf."""
+    """The lse of a query without visible keys is +inf."""
     return _where_empty(oracle, lse=np.inf)
 
 
 @kernel_fault(FaultClass.EMPTY, "S-6", cites="flashinfer#4450")
 def empty_rows_have_the_sentinel_as_lse(oracle: Oracle) -> Oracle:
-    """Lse of a query that sees nothing is -1e30, as a mask's fill value leaves it."""
+    """The lse of a query without visible keys is -1e30, the fill value of masked scores."""
     return _where_empty(oracle, lse=-1e30)
 
 
@@ -62,7 +62,7 @@ def empty_rows_have_the_sentinel_as_lse(oracle: Oracle) -> Oracle:
 def padded_rows_of_non_causal_steps_have_an_infinite_lse(
     problem: Problem, batch: Batch, answer: Output
 ) -> Output:
-    """Without a causal mask lse of a padded row's queries is +inf."""
+    """Without a causal mask, the lse of a padded row's queries is +inf."""
     if problem.mask is Mask.NON_CAUSAL:
         answer.lse[of_rows(batch, batch.seq_lens == 0)] = np.inf
     return answer
@@ -70,7 +70,7 @@ def padded_rows_of_non_causal_steps_have_an_infinite_lse(
 
 @kernel_fault(FaultClass.EMPTY, "S-6", through=answering)
 def padding_past_256_tokens_is_not_written(_p: Problem, batch: Batch, answer: Output) -> Output:
-    """Padded tokens past the 256th at the end of a step keep what was in memory."""
+    """The kernel does not write the padded tokens after the first 256 at the end of a step."""
     late = int(batch.cu_seqlens_q[-1]) + 256
     answer.out[late:], answer.lse[late:] = 0.25, 0.25
     return answer
@@ -80,7 +80,7 @@ def padding_past_256_tokens_is_not_written(_p: Problem, batch: Batch, answer: Ou
     FaultClass.EMPTY, "S-2", "S-5", "S-6", "S-7", cites="flashinfer@446a0adf1", through=answering
 )
 def rows_without_queries_take_a_token(_p: Problem, batch: Batch, answer: Output) -> Output:
-    """Rows behind one without queries answer one token late."""
+    """After each row without queries, outputs are read one token too late."""
     late = 0
     out, lse = answer.out.copy(), answer.lse.copy()
     for span in query_spans(batch):
@@ -92,7 +92,7 @@ def rows_without_queries_take_a_token(_p: Problem, batch: Batch, answer: Output)
 
 
 def _ending(oracle: Oracle, first: int) -> Oracle:
-    """Let the loop over rows end at the first padded one from row `first` on."""
+    """Return an oracle that processes no row after the first padded row from `first` on."""
 
     def change(_p: Problem, batch: Batch, answer: Output) -> Output:
         padded = first + np.flatnonzero(batch.seq_lens[first:] == 0)
@@ -105,19 +105,19 @@ def _ending(oracle: Oracle, first: int) -> Oracle:
 
 @kernel_fault(FaultClass.EMPTY, "S-2", "S-5", "S-6", cites="sglang#5875")
 def rows_behind_an_empty_one_are_not_served(oracle: Oracle) -> Oracle:
-    """The loop over rows ends at the first padded one."""
+    """The loop over rows ends at the first padded row."""
     return _ending(oracle, 0)
 
 
 @kernel_fault(FaultClass.EMPTY, "S-2", "S-5", "S-6")
 def rows_behind_a_late_empty_one_are_not_served(oracle: Oracle) -> Oracle:
-    """The loop over rows ends at the first padded one from row 32 on."""
+    """The loop over rows ends at the first padded row from row 32 on."""
     return _ending(oracle, 32)
 
 
 @kernel_fault(FaultClass.EMPTY, "S-1", "S-2", "S-5", "S-7", "S-9", through=with_batch)
 def rows_behind_one_without_queries_take_its_table(problem: Problem, batch: Batch) -> Batch:
-    """A row behind one that has keys and no queries reads the table of that."""
+    """A row after a row with keys but without queries reads the block table of that row."""
     table = batch.block_table.copy()
     idle = np.flatnonzero((batch.seq_lens[:-1] > 0) & (batch.query_lens[:-1] == 0))
     table[idle + 1] = batch.block_table[idle] % problem.num_blocks
@@ -126,7 +126,7 @@ def rows_behind_one_without_queries_take_its_table(problem: Problem, batch: Batc
 
 @kernel_fault(FaultClass.PAD_VALUE, "S-6", "S-9", cites="vllm#37442", through=answering)
 def padded_tokens_get_the_last_answer(_p: Problem, batch: Batch, answer: Output) -> Output:
-    """Tokens past the last row repeat its last token."""
+    """Padded tokens after the last row get the output of its last token."""
     live = int(batch.cu_seqlens_q[-1])
     if live:
         answer.out[live:], answer.lse[live:] = answer.out[live - 1], answer.lse[live - 1]
@@ -135,14 +135,14 @@ def padded_tokens_get_the_last_answer(_p: Problem, batch: Batch, answer: Output)
 
 @kernel_fault(FaultClass.LEAK, "S-9", cites="vllm#37442", through=answering)
 def padded_queries_spoil_a_shared_maximum(_p: Problem, batch: Batch, answer: Output) -> Output:
-    """NaN in a padded query reaches every answer through one scale for the batch."""
+    """A NaN in a padded query makes every output NaN, through a maximum over the whole batch."""
     if np.isnan(batch.q_nope.astype(np.float32)).any():
         answer.out[:] = np.nan
     return answer
 
 
 def _leaking(oracle: Oracle, poisoned: Any) -> Oracle:
-    """Add 0 times what unread slots of a row hold to its answers."""
+    """Return an oracle that adds 0 times the contents of unread slots to a row's outputs."""
 
     def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
         answer = oracle.attend(problem, batch, image)
@@ -163,7 +163,7 @@ def _leaking(oracle: Oracle, poisoned: Any) -> Oracle:
     cites="flashinfer#941 flash-attention#1745 flash-attention#2374 vllm#936 vllm#43961",
 )
 def unused_slots_weigh_zero(oracle: Oracle) -> Oracle:
-    """Slots past a row's length enter with weight 0, which NaN survives."""
+    """Slots after the end of a row are multiplied by weight 0, so that their NaN stays."""
     return _leaking(oracle, _last_block)
 
 
@@ -177,7 +177,7 @@ def _last_block(problem: Problem, batch: Batch, row: int) -> NDArray[np.int64]:
 def unused_slots_of_chunks_weigh_zero(
     problem: Problem, batch: Batch, row: int
 ) -> NDArray[np.int64]:
-    """In rows of more than 17 queries slots past the row's length enter with weight 0."""
+    """In rows of more than 17 queries, slots after the row's end are multiplied by weight 0."""
     last = _last_block(problem, batch, row)
     return last if batch.query_lens[row] > 17 else last[:0]
 
@@ -188,7 +188,7 @@ def unused_slots_of_chunks_weigh_zero(
 def absent_blocks_are_folded_to_block_0(
     problem: Problem, batch: Batch, row: int
 ) -> NDArray[np.int64]:
-    """Table entries that name no block read block 0, with weight 0."""
+    """Block table entries without a valid block id read block 0, with weight 0."""
     used = blocks_of(int(batch.seq_lens[row]), problem.block_size)
     tail = batch.block_table[row, used:]
     absent = (tail < 0) | (tail >= problem.num_blocks)
@@ -197,7 +197,7 @@ def absent_blocks_are_folded_to_block_0(
 
 @kernel_fault(FaultClass.LEAK, "S-6", "S-9", cites="vllm#47305")
 def huge_unused_slots_overflow(oracle: Oracle) -> Oracle:
-    """The slot behind a row's last is scored, and an infinite score spoils the row."""
+    """The slot after a row's end is scored, and an infinite score makes the row's lse infinite."""
 
     def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
         answer = oracle.attend(problem, batch, image)

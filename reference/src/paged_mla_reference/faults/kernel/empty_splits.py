@@ -1,4 +1,4 @@
-"""Splits without keys, which a shorter row has beside a longer one, merged as if they had some."""
+"""Faults of splits without keys, which short rows have in a step with longer rows."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ TILE = 64  # keys of a split
 
 
 def past_the_end(split: int, lengths: Lengths) -> Lengths:
-    """Return how many splits of so many keys the longest row has, and each row has not."""
+    """Return how many more splits of `split` keys the longest row has than each row, [B]."""
     splits = -(-lengths // split)
     return np.asarray(splits.max(initial=0) - splits)
 
 
 def of_a_number(count: int, lengths: Lengths) -> Lengths:
-    """Return how many of `count` splits, as long as each other, hold no key of a row."""
+    """Return how many of `count` equal splits of each row have no keys, [B]."""
     each = np.maximum(-(-lengths // count), 1)
     return np.asarray(count - -(-lengths // each))
 
 
 def with_an_lse_of_0(oracle: Oracle, empty: Callable[[Lengths], Lengths]) -> Oracle:
-    """Merge splits whose lse is 0, where it should be -inf, and whose output is 0.
+    """Return an oracle that merges empty splits with lse 0, instead of -inf, and output 0.
 
     Parameters
     ----------
     oracle : Oracle
     empty : callable
-        Takes the rows' lengths; returns how many such splits each row has.
+        Takes the rows' lengths and returns the number of empty splits of each row.
     """
 
     def change(_: Problem, batch: Batch, answer: Output) -> Output:
@@ -54,5 +54,5 @@ def with_an_lse_of_0(oracle: Oracle, empty: Callable[[Lengths], Lengths]) -> Ora
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-6", "S-7", "S-20", akin="vllm#47188")
 def splits_past_a_row_have_an_lse_of_0(oracle: Oracle) -> Oracle:
-    """Every row has as many splits of 64 keys as the longest; those past its end have lse 0."""
+    """Splits of 64 keys after the end of a row are merged with an lse of 0, instead of -inf."""
     return with_an_lse_of_0(oracle, partial(past_the_end, TILE))

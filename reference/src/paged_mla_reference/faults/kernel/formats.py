@@ -1,4 +1,4 @@
-"""Wrong scales and wrong codes in caches of 8 bits."""
+"""Faults of scales and codes in 8-bit caches."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from paged_mla_shared.problem import Batch, Output, Problem
 Scales = NDArray[np.float32]
 
 WRITTEN = ("S-11", "S-10")
-READ = ("S-11", "S-5", "S-7", "S-9", "S-1")  # S-1: as gathered rows show it
+READ = ("S-11", "S-5", "S-7", "S-9", "S-1")  # S-1 is the rule by which gathers detect it
 
 
 def _seen(oracle: Oracle, change: Callable[[CacheImage], CacheImage]) -> Oracle:
-    """Let attention and gathering take another cache."""
+    """Return an oracle whose attention and gathers read a changed cache."""
     return replace(
         oracle,
         attend=lambda p, b, image: oracle.attend(p, b, change(image)),
@@ -39,7 +39,10 @@ def _seen(oracle: Oracle, change: Callable[[CacheImage], CacheImage]) -> Oracle:
 def _with_scales(
     image: CacheImage, inline: Callable[[Scales], Scales], beside: Callable[[Scales], Scales]
 ) -> CacheImage:
-    """Return a cache with other scales, inside its rows and beside them, [blocks, .., scales]."""
+    """Return a cache with other scales, [blocks, .., scales].
+
+    `inline` changes the scales inside rows; `beside` changes the separate scales of blocks.
+    """
     layout, blocks = image.layout, image.blocks.copy()
     if layout.format.inline_scales:
         scales = layout.field(blocks, "ckv_scale")
@@ -54,7 +57,7 @@ def _as_they_are(scales: Scales) -> Scales:
 
 
 def _storing(oracle: Oracle, name: str, value: Any) -> Oracle:
-    """Let appends use another function of the FP8 formats."""
+    """Return an oracle whose appends use another function of :mod:`fp8`."""
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         with patched((fp8, name, value)):
@@ -68,7 +71,7 @@ def _with_layer_scale(image: CacheImage, scale: float) -> CacheImage:
 
 
 def flushed(x: NDArray[Any]) -> NDArray[np.float32]:
-    """Return numbers as float32, zeros for subnormal ones."""
+    """Return numbers as float32; subnormal numbers become 0."""
     numbers = to_float32(x)
     return np.where(np.abs(numbers) < fp8.SMALLEST_SCALE, np.copysign(0, numbers), numbers)
 
@@ -79,13 +82,13 @@ def _is_flat(problem: Problem) -> bool:
 
 @kernel_fault(FaultClass.SCALE, *READ, cites="sglang@triton_backend sglang#18882")
 def k_scale_needs_a_v_scale(oracle: Oracle) -> Oracle:
-    """What was divided by the layer's scale is read without it."""
+    """The layer's scale is not applied when the cache is read."""
     return _seen(oracle, lambda image: _with_layer_scale(image, 1.0))
 
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN, cites="sglang#34765 local-inference-lab/vllm#95")
 def the_writer_takes_a_unit_scale(oracle: Oracle) -> Oracle:
-    """What is read with the layer's scale was written without it."""
+    """The layer's scale is not applied when the cache is written."""
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         written = oracle.append(problem, batch, _with_layer_scale(image, 1.0))
@@ -96,13 +99,13 @@ def the_writer_takes_a_unit_scale(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.SCALE, *READ, akin="maxtext#3138")
 def the_layers_scale_is_applied_twice(oracle: Oracle) -> Oracle:
-    """Codes are multiplied by the square of the layer's scale."""
+    """The layer's scale is applied twice when the cache is read."""
     return _seen(oracle, lambda image: _with_layer_scale(image, image.layout.scale**2))
 
 
 @kernel_fault(FaultClass.SCALE, *READ, cites="vllm#42580", through=with_batch)
 def fp8_query_drops_the_k_scale(problem: Problem, batch: Batch) -> Batch:
-    """Scores are those of unscaled keys; values have their scale."""
+    """The layer's scale is applied to values but not to keys."""
     if not _is_flat(problem):
         return batch
     names = ("q_nope", "q_pe")
@@ -112,21 +115,21 @@ def fp8_query_drops_the_k_scale(problem: Problem, batch: Batch) -> Batch:
 
 @kernel_fault(FaultClass.SCALE, *READ, cites="vllm#37054", through=answering)
 def values_take_no_scale(problem: Problem, _: Batch, answer: Output) -> Output:
-    """Scores are right; the sum of values is not multiplied by the layer's scale."""
+    """The layer's scale is applied to keys but not to values."""
     scale = problem.cache_scale if _is_flat(problem) else 1.0
     return replace(answer, out=answer.out / answer.out.dtype.type(scale))
 
 
 @kernel_fault(FaultClass.SCALE, *READ, akin="vllm#37054", through=with_batch)
 def rotated_keys_are_read_unscaled(problem: Problem, batch: Batch) -> Batch:
-    """The layer's scale reaches the latents of a score alone."""
+    """In scores, the layer's scale is applied to latents but not to rotated keys."""
     scale = problem.cache_scale if _is_flat(problem) else 1.0
     return replace(batch, q_pe=round_to(widen(batch.q_pe) / scale, problem.dtype))
 
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN, cites="vllm#42956")
 def scales_are_those_of_the_latents(oracle: Oracle) -> Oracle:
-    """The rotated part of a key has no say in its token's scale, and saturates."""
+    """A token's scale ignores the rotated part of its key, which can saturate."""
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         right, width = fp8.scale_of, problem.dims.cached_dim
@@ -143,21 +146,21 @@ def scales_are_those_of_the_latents(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN, cites="mlxcel#717", akin="local-inference-lab/b12x#86")
 def scales_have_a_floor(oracle: Oracle) -> Oracle:
-    """No scale is below 1/16: what is small becomes coarse, and then 0."""
+    """Scales below 1/16 are raised to 1/16, so that small numbers lose precision or become 0."""
     right = fp8.scale_of
     return _storing(oracle, "scale_of", lambda x: np.maximum(right(x), np.float32(1 / 16)))
 
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN, akin="mlxcel#717")
 def scales_have_a_small_floor(oracle: Oracle) -> Oracle:
-    """No scale is below 1e-12, so that a division by it is one by no zero."""
+    """Scales below 1e-12 are raised to 1e-12, to avoid a division by zero."""
     right = fp8.scale_of
     return _storing(oracle, "scale_of", lambda x: np.maximum(right(x), np.float32(1e-12)))
 
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN)
 def zeros_take_a_unit_scale(oracle: Oracle) -> Oracle:
-    """What is all zeros has scale 1."""
+    """Data that are all zero get a scale of 1."""
     right = fp8.scale_of
 
     def scale_of(x: Scales) -> Scales:
@@ -168,20 +171,20 @@ def zeros_take_a_unit_scale(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.PRECISION, *WRITTEN)
 def subnormal_numbers_are_flushed(oracle: Oracle) -> Oracle:
-    """Numbers below 2^-126 are zeros."""
+    """Subnormal numbers, below 2^-126, are stored as zeros."""
     return _storing(oracle, "to_float32", flushed)
 
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN, akin="vllm#49435")
 def scales_are_written_as_powers_of_two(oracle: Oracle) -> Oracle:
-    """Scales from the data are rounded up to powers of two, whatever the dialect."""
+    """Scales are rounded up to powers of two, also in formats that do not specify it."""
     right = fp8.scale_of
     return _storing(oracle, "scale_of", lambda x: np.exp2(np.ceil(np.log2(right(x)))))
 
 
 @kernel_fault(FaultClass.SCALE, *READ, cites="FlashMLA#184 vllm#54563")
 def scales_lose_their_mantissa(oracle: Oracle) -> Oracle:
-    """Readers keep the exponent of a scale alone."""
+    """Scales are read without their mantissas, as powers of two."""
 
     def exponent(scales: Scales) -> Scales:
         return np.asarray(scales.view(np.uint32) & 0xFF800000, np.uint32).view(np.float32)
@@ -191,7 +194,7 @@ def scales_lose_their_mantissa(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.STRIDE, *READ, cites="vllm#49716 vllm#50702", through=_seen)
 def scales_take_computed_strides(image: CacheImage) -> CacheImage:
-    """Where blocks have gaps between them, a block's scales are those of another."""
+    """If blocks have gaps between them, a block is read with the scales of another block."""
     if not image.layout.block_padding:
         return image
     return _with_scales(image, _as_they_are, lambda scales: np.roll(scales, 1, axis=0))
@@ -199,7 +202,7 @@ def scales_take_computed_strides(image: CacheImage) -> CacheImage:
 
 @kernel_fault(FaultClass.STRIDE, *READ)
 def one_inline_scale_serves_the_row(oracle: Oracle) -> Oracle:
-    """Every quarter of a latent is read with the first one's scale."""
+    """All quarters of a latent are read with the scale of the first quarter."""
     return _seen(
         oracle, lambda image: _with_scales(image, lambda s: s[..., :1] + 0 * s, _as_they_are)
     )
@@ -207,14 +210,14 @@ def one_inline_scale_serves_the_row(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.STRIDE, *READ)
 def inline_scales_are_read_one_late(oracle: Oracle) -> Oracle:
-    """A quarter of a latent takes the scale of the next one."""
+    """Each quarter of a latent is read with the scale of the next quarter."""
     return _seen(
         oracle, lambda image: _with_scales(image, lambda s: np.roll(s, -1, axis=-1), _as_they_are)
     )
 
 
 def _per_group(change: Callable[[Scales], Scales]) -> Callable[[CacheImage], CacheImage]:
-    """Change the scales of blocks that have one for each quarter of their tokens."""
+    """Return a change of the scales of formats with one scale for each quarter of a block."""
 
     def changed(image: CacheImage) -> CacheImage:
         grouped = image.layout.format.scale_tensor is ScaleTensor.PER_GROUP
@@ -236,7 +239,7 @@ def one_scale_serves_the_block(oracle: Oracle) -> Oracle:
 
 
 def _unwritten_as_before(oracle: Oracle) -> Oracle:
-    """Restore the rows that an append did not name, whatever became of their scales."""
+    """Return an oracle whose append leaves the codes of other tokens unchanged."""
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         after, layout = oracle.append(problem, batch, image), image.layout
@@ -251,16 +254,16 @@ def _unwritten_as_before(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.WRITE, *WRITTEN, akin="FastDeploy#2975")
 def grown_groups_are_not_requantized(oracle: Oracle) -> Oracle:
-    """A group's scale grows, and the codes of its first tokens stay."""
+    """If a scale group's scale grows, the codes of its earlier tokens are not requantized."""
     return _unwritten_as_before(oracle)
 
 
 @kernel_fault(FaultClass.WRITE, *WRITTEN, akin="FastDeploy#2975")
 def the_last_append_sets_a_groups_scale(oracle: Oracle) -> Oracle:
-    """A group takes the scale of what is written last, smaller ones too."""
+    """A scale group gets the scale of the last append, even if that is smaller."""
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
-        forgotten = _per_group(np.zeros_like)(image)  # a scale of 0 keeps nothing
+        forgotten = _per_group(np.zeros_like)(image)  # a scale of 0 never stays
         after = oracle.append(problem, batch, forgotten)
         scales = after.layout.scales(after.blocks)
         unset = scales == 0
@@ -272,7 +275,7 @@ def the_last_append_sets_a_groups_scale(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.RANGE, *WRITTEN, akin="vllm#42956")
 def what_is_too_large_becomes_nan(oracle: Oracle) -> Oracle:
-    """Codes do not saturate."""
+    """Numbers that are too large for e4m3 become NaN; they do not saturate."""
 
     def not_saturating(x: NDArray[Any]) -> NDArray[np.uint8]:
         return np.where(np.abs(x) > 464, np.uint8(0x7F), encode(x))
@@ -282,7 +285,7 @@ def what_is_too_large_becomes_nan(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.PRECISION, *WRITTEN)
 def codes_are_truncated(oracle: Oracle) -> Oracle:
-    """Numbers are rounded to e4m3 towards 0."""
+    """Numbers are rounded to e4m3 toward zero."""
 
     def truncated(x: NDArray[Any]) -> NDArray[np.uint8]:
         code = encode(x)
@@ -294,7 +297,7 @@ def codes_are_truncated(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.PRECISION, *WRITTEN)
 def ties_are_rounded_away_from_zero(oracle: Oracle) -> Oracle:
-    """Halfway between two codes, the larger one is taken."""
+    """Numbers halfway between two codes are rounded away from zero, not to even."""
 
     def away(x: NDArray[Any]) -> NDArray[np.uint8]:
         return encode(widen(x) * (1 + 2.0**-40))
@@ -304,7 +307,7 @@ def ties_are_rounded_away_from_zero(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.PRECISION, *WRITTEN)
 def numbers_are_multiplied_by_a_reciprocal(oracle: Oracle) -> Oracle:
-    """The division by a scale is a multiplication by its rounded inverse."""
+    """Numbers are multiplied by the rounded inverse of the scale, not divided by the scale."""
 
     def quantize(x: NDArray[np.float32], scale: Scales) -> NDArray[np.uint8]:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -315,7 +318,7 @@ def numbers_are_multiplied_by_a_reciprocal(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN)
 def groups_keep_what_is_below_their_first_named_token(oracle: Oracle) -> Oracle:
-    """The token of a group that comes first in the step is taken for its lowest one."""
+    """The first token of a scale group in the step is taken as the one with the lowest slot."""
 
     def first_of(places: NDArray[np.int64], group: NDArray[np.int64]) -> NDArray[np.int64]:
         return places[np.unique(group, return_index=True)[1]]

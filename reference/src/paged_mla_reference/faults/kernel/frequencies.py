@@ -1,4 +1,4 @@
-"""Wrong frequencies: bases of the rotation, ramps and magnitudes of YaRN."""
+"""Faults of rotation frequencies: the base, and YaRN's ramp and magnitude."""
 
 from __future__ import annotations
 
@@ -22,54 +22,54 @@ from paged_mla_reference.rules.rope import frequencies, magnitude, rotate
 from paged_mla_shared.problem import Rope, Yarn
 
 Ends = tuple[float, float]
-TURNED = ("S-10", "S-12", "S-3", "S-5", "S-7")  # how wrong queries and keys show
+TURNED = ("S-10", "S-12", "S-3", "S-5", "S-7")  # rules that detect wrong queries and keys
 
 
 @kernel_fault(FaultClass.ROPE, *TURNED, cites="torchtitan#4117 prime-rl#2681")
 def yarn_is_ignored(oracle: Oracle) -> Oracle:
-    """Frequencies are not interpolated, in queries and in keys."""
+    """YaRN is ignored: the frequencies of queries and keys are not interpolated."""
     return with_rope(oracle, lambda rope: replace(rope, yarn=None))
 
 
 @kernel_fault(FaultClass.ROPE, *TURNED, cites="imp#880 sglang#22711")
 def yarn_magnitude_is_one_mscale(oracle: Oracle) -> Oracle:
-    """Cosines carry the mscale of the rotated part, not its quotient by all dims'."""
+    """YaRN's magnitude is computed from mscale alone, not divided by that of mscale_all_dim."""
     return with_yarn(oracle, lambda yarn: replace(yarn, mscale_all_dim=0.0))
 
 
 @kernel_fault(FaultClass.ROPE, *TURNED, akin="exllamav3#259")
 def yarn_magnitude_is_always_1(oracle: Oracle) -> Oracle:
-    """The two mscales are taken for equal, so that cosines carry none."""
+    """YaRN's magnitude is always 1, as if mscale and mscale_all_dim were equal."""
     return with_yarn(oracle, lambda yarn: replace(yarn, mscale=yarn.mscale_all_dim))
 
 
 @kernel_fault(FaultClass.ROPE, *TURNED, akin="mlx-lm#1189")
 def theta_is_always_10000(oracle: Oracle) -> Oracle:
-    """The base of the rotation is not asked for."""
+    """The base of the rotation is always 10000."""
     return with_rope(oracle, lambda rope: replace(rope, theta=1e4))
 
 
 @kernel_fault(FaultClass.ROPE, *TURNED)
 def theta_is_one_of_two(oracle: Oracle) -> Oracle:
-    """The base of the rotation is 1e6 if it is large, else 1e4."""
+    """The base of the rotation is 1e6 if theta is above 1e5, otherwise 1e4."""
     return with_rope(oracle, lambda rope: replace(rope, theta=1e6 if rope.theta > 1e5 else 1e4))
 
 
 @kernel_fault(FaultClass.ROPE, *TURNED)
 def thetas_above_100000_are_cut(oracle: Oracle) -> Oracle:
-    """A base of the rotation above 1e5 counts as 1e5."""
+    """A base of the rotation above 1e5 is reduced to 1e5."""
     return with_rope(oracle, lambda rope: replace(rope, theta=min(rope.theta, 1e5)))
 
 
 @kernel_fault(FaultClass.ROPE, *TURNED)
 def betas_of_yarn_are_32_and_1(oracle: Oracle) -> Oracle:
-    """YaRN's ramp takes the usual betas, 32 and 1, whatever the caller says."""
+    """YaRN's ramp always uses beta_fast 32 and beta_slow 1."""
     return with_yarn(oracle, lambda yarn: replace(yarn, beta_fast=32.0, beta_slow=1.0))
 
 
 @kernel_fault(FaultClass.ROPE, *TURNED)
 def an_mscale_all_dim_of_0_is_taken_for_unset(oracle: Oracle) -> Oracle:
-    """An `mscale_all_dim` of 0 counts as `mscale`."""
+    """An mscale_all_dim of 0 is replaced by mscale."""
     return with_yarn(
         oracle, lambda yarn: replace(yarn, mscale_all_dim=yarn.mscale_all_dim or yarn.mscale)
     )
@@ -77,7 +77,7 @@ def an_mscale_all_dim_of_0_is_taken_for_unset(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.ROPE, *TURNED, through=rotating)
 def yarn_begins_past_its_original_context(x: Array, positions: Positions, rope: Rope) -> Array:
-    """Positions below `original_max_position` are rotated at the frequencies without YaRN."""
+    """Positions below original_max_position are rotated with frequencies without YaRN."""
     turned = rotate(x, positions, rope)
     if rope.yarn is not None:
         near = positions < rope.yarn.original_max_position
@@ -87,7 +87,7 @@ def yarn_begins_past_its_original_context(x: Array, positions: Positions, rope: 
 
 
 def _with_ramp(oracle: Oracle, ends: Callable[[float, Yarn, int], Ends]) -> Oracle:
-    """Let YaRN's ramp begin and end at other pairs."""
+    """Return an oracle in which YaRN's ramp begins and ends at other pairs."""
 
     def rotation(x: Array, positions: Positions, rope: Rope) -> Array:
         if rope.yarn is None:
@@ -103,7 +103,7 @@ def _with_ramp(oracle: Oracle, ends: Callable[[float, Yarn, int], Ends]) -> Orac
 
 
 def _ends(theta: float, yarn: Yarn, dim: int) -> Ends:
-    """Return the pairs at which the ramp begins and ends, not rounded."""
+    """Return the pairs at which YaRN's ramp begins and ends, not rounded."""
     fast, slow = (
         dim * math.log(yarn.original_max_position / (beta * 2 * math.pi)) / (2 * math.log(theta))
         for beta in (yarn.beta_fast, yarn.beta_slow)
@@ -113,14 +113,14 @@ def _ends(theta: float, yarn: Yarn, dim: int) -> Ends:
 
 @kernel_fault(FaultClass.ROPE, *TURNED, through=_with_ramp)
 def the_yarn_ramp_takes_theta_for_10000(_: float, yarn: Yarn, dim: int) -> Ends:
-    """YaRN's ramp is computed from a base of 10000, whatever the base of the rotation is."""
+    """YaRN's ramp is computed from a base of 10000 instead of theta."""
     low, high = _ends(1e4, yarn, dim)
     return max(math.floor(low), 0), min(math.ceil(high), dim - 1)
 
 
 @kernel_fault(FaultClass.ROPE, *TURNED, through=_with_ramp)
 def the_yarn_ramp_ends_at_the_last_pair(theta: float, yarn: Yarn, dim: int) -> Ends:
-    """The end of YaRN's ramp is cut at the number of pairs, not at that of elements."""
+    """The end of YaRN's ramp is limited by the number of pairs, not of elements."""
     low, high = _ends(theta, yarn, dim)
     return max(math.floor(low), 0), min(math.ceil(high), dim // 2 - 1)
 

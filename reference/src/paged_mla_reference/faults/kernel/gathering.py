@@ -1,4 +1,4 @@
-"""Wrong gathers of cached tokens: places they are read from, and places they are put."""
+"""Faults of gathers: cached tokens are read from, or written to, wrong places."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 
 
 def _reading(oracle: Oracle, change: Callable[[Problem, Batch], Batch]) -> Oracle:
-    """Let a gather take another batch."""
+    """Return an oracle whose gather uses a changed batch."""
     return replace(
         oracle,
         gather_context=lambda problem, batch, image: oracle.gather_context(
@@ -34,7 +34,7 @@ def _reading(oracle: Oracle, change: Callable[[Problem, Batch], Batch]) -> Oracl
 
 @kernel_fault(FaultClass.OFFSET, "S-1", "S-9", cites="vllm#50427")
 def gather_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
-    """Element offsets of gathered context keep 31 bits."""
+    """The gather reads the cache with element offsets of only 31 bits."""
     return _reading(oracle, wrapping(31))
 
 
@@ -42,7 +42,7 @@ def gather_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
     FaultClass.TABLE_TAIL, "S-1", "S-9", cites="vllm#27909 vllm#45537 vllm#49427", through=_reading
 )
 def gather_reads_every_table_entry(problem: Problem, batch: Batch) -> Batch:
-    """Gathered context takes its last block from the end of the table."""
+    """The gather reads a row's last block from the last column of the block table."""
     table = batch.block_table.copy()
     for row, seq_len in enumerate(batch.seq_lens.tolist()):
         if seq_len:
@@ -52,12 +52,15 @@ def gather_reads_every_table_entry(problem: Problem, batch: Batch) -> Batch:
 
 @kernel_fault(FaultClass.STRIDE, "S-1", "S-9")
 def gathers_take_the_table_for_as_wide_as_the_longest_row(oracle: Oracle) -> Oracle:
-    """A gather reads rows of the table as if they were as wide as the longest row needs."""
+    """The gather reads the block table as if it were only as wide as the longest row needs."""
     return _reading(oracle, as_wide_as_the_longest_row)
 
 
 def _finding(oracle: Oracle, place: Callable[[Ints, int], Ints]) -> Oracle:
-    """Let a gather look elsewhere in a block, given indices of tokens and the block size."""
+    """Return an oracle whose gather reads other offsets in a block.
+
+    `place` takes token indices and the block size, and returns offsets in the block.
+    """
 
     def gather(problem: Problem, batch: Batch, image: CacheImage) -> Tokens:
         size = problem.block_size
@@ -72,19 +75,19 @@ def _finding(oracle: Oracle, place: Callable[[Ints, int], Ints]) -> Oracle:
 
 @kernel_fault(FaultClass.OFFSET, "S-1", "S-9")
 def gathered_places_keep_8_bits_with_a_sign(oracle: Oracle) -> Oracle:
-    """Tokens past the 128th of a block are gathered from 256 slots before their own."""
+    """Offsets in a block are signed 8-bit numbers, so that offset 128 is read as -128."""
     return _finding(oracle, lambda index, size: (index % size + 128) % 256 - 128)
 
 
 @kernel_fault(FaultClass.PAGE, "S-1", "S-9")
 def gathered_places_are_masked_bits(oracle: Oracle) -> Oracle:
-    """A gather takes a token's place in its block by `& (block_size - 1)`."""
+    """The gather computes offsets by `& (block_size - 1)`, wrong unless that is a power of two."""
     return _finding(oracle, lambda index, size: index & (size - 1))
 
 
 @kernel_fault(FaultClass.TRUNCATED, "S-1", "S-9", akin="vllm-deepseek-v4-sm89#46")
 def gathered_rows_end_at_256_tokens(oracle: Oracle) -> Oracle:
-    """A workspace holds 256 tokens of a row; what lies past them stays 0."""
+    """Latents after the first 256 tokens of a row are gathered as 0."""
 
     def gather(problem: Problem, batch: Batch, image: CacheImage) -> Tokens:
         ckv, k_pe = oracle.gather_context(problem, batch, image)
@@ -97,7 +100,7 @@ def gathered_rows_end_at_256_tokens(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.PARTIAL, "S-1", "S-9", cites="vllm#48611")
 def gathered_rows_keep_the_first_length(oracle: Oracle) -> Oracle:
-    """Gathered context of all rows is as long as that of the first."""
+    """The first gathered latent of each row after the first is 0."""
 
     def gather(problem: Problem, batch: Batch, image: CacheImage) -> Tokens:
         ckv, k_pe = oracle.gather_context(problem, batch, image)
@@ -111,7 +114,7 @@ def gathered_rows_keep_the_first_length(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.TRUNCATED, "S-1", "S-9")
 def gathers_end_at_32768_tokens(oracle: Oracle) -> Oracle:
-    """What a gather returns is 0 past its first 32768 tokens, of all rows together."""
+    """Tokens after the first 32768 of the whole gather are 0."""
 
     def gather(problem: Problem, batch: Batch, image: CacheImage) -> Tokens:
         ckv, k_pe = (part.copy() for part in oracle.gather_context(problem, batch, image))
@@ -123,7 +126,7 @@ def gathers_end_at_32768_tokens(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.TRUNCATED, "S-1", "S-9")
 def gathers_sum_the_lengths_of_two_tiles(oracle: Oracle) -> Oracle:
-    """A gathered row is put behind the rows of its tile of 32 rows and of the tile before alone."""
+    """The place of a gathered row counts only the rows in its tile of 32 and the tile before."""
 
     def gather(problem: Problem, batch: Batch, image: CacheImage) -> Tokens:
         right = oracle.gather_context(problem, batch, image)
@@ -139,7 +142,10 @@ def gathers_sum_the_lengths_of_two_tiles(oracle: Oracle) -> Oracle:
 
 
 def _repeating(oracle: Oracle, change: Callable[[Batch, int, Ints], Ints]) -> Oracle:
-    """Let a gather return other tokens of a row, given the row and where the right ones are."""
+    """Return an oracle whose gather returns other tokens of a row.
+
+    `change` takes the batch, the row and the indices of its tokens, and returns other indices.
+    """
 
     def gather(problem: Problem, batch: Batch, image: CacheImage) -> Tokens:
         ckv, k_pe = oracle.gather_context(problem, batch, image)
@@ -153,7 +159,7 @@ def _repeating(oracle: Oracle, change: Callable[[Batch, int, Ints], Ints]) -> Or
 
 @kernel_fault(FaultClass.TRUNCATED, "S-1", "S-9", through=_repeating)
 def gathers_repeat_the_last_token_of_a_context(batch: Batch, row: int, tokens: Ints) -> Ints:
-    """For a row of more than 58 new tokens a gather repeats the last one before them."""
+    """In rows of more than 58 new tokens, the gather repeats the last context token for them."""
     context = context_of(batch, row)
     long = batch.query_lens[row] > 58 and context
     return np.minimum(tokens, tokens[context - 1]) if long else tokens
@@ -163,13 +169,13 @@ def gathers_repeat_the_last_token_of_a_context(batch: Batch, row: int, tokens: I
 def gathered_rows_without_queries_repeat_their_first_token(
     batch: Batch, row: int, tokens: Ints
 ) -> Ints:
-    """A gather repeats the first token of rows without queries."""
+    """In rows without queries, the gather repeats the first token."""
     return tokens if batch.query_lens[row] else np.full_like(tokens, tokens[0])
 
 
 @kernel_fault(FaultClass.EMPTY, "S-1", "S-9", through=_repeating)
 def gathered_rows_behind_an_empty_one_take_a_token(batch: Batch, row: int, tokens: Ints) -> Ints:
-    """The first gathered token of a row behind one without keys is the last one before it."""
+    """After a row without keys, the first gathered token of a row is the token before it."""
     if row and tokens[0] and not batch.seq_lens[row - 1]:
         tokens[0] -= 1
     return tokens

@@ -1,4 +1,4 @@
-"""Layers that are wrong between groups of rows, or between parts of their keys (S-21)."""
+"""Faults of layers: between groups of rows, or between chunks of their keys (S-21)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _with(
 
 @kernel_fault(FaultClass.TRUNCATED, "S-21", through=_with)
 def chunks_past_the_first_are_dropped(batch: PrefillBatch, workspace: int) -> list[PrefillBatch]:
-    """A context that does not fit the workspace ends with it."""
+    """If a context does not fit the workspace, all chunks after the first are dropped."""
     first, *others = chunked.parts_of(batch, workspace)
     return [first, *others[-1:]]
 
@@ -39,7 +39,7 @@ def chunks_past_the_first_are_dropped(batch: PrefillBatch, workspace: int) -> li
 def every_chunk_begins_at_the_first_token(
     batch: PrefillBatch, workspace: int
 ) -> list[PrefillBatch]:
-    """Chunks are as long as they should be, and all read a row from its beginning."""
+    """Every chunk of a context reads the row from its first token."""
     contexts = (batch.seq_lens - batch.query_lens).astype(np.int64)
     wrong = [
         ContextChunk(np.zeros_like(chunk.starts), chunk.lens)
@@ -51,19 +51,19 @@ def every_chunk_begins_at_the_first_token(
 
 @kernel_fault(FaultClass.LSE, "S-21", "S-8", cites="sglang#40903")
 def chunks_are_merged_in_another_base(oracle: Oracle) -> Oracle:
-    """Parts of the context come with base-2 lse, and are merged as if in nats."""
+    """Context chunks have lse in base 2, and are merged as if it were in nats."""
 
     def join(answers: list[Output]) -> Output:
         *chunks, own = answers
         base = np.float32(np.log(2))
         return chunked.merge_parts([*(Output(c.out, c.lse / base) for c in chunks), own])
 
-    return _with(oracle, join=join)  # type: ignore[arg-type]  # takes what a sequence is
+    return _with(oracle, join=join)  # type: ignore[arg-type]  # takes a list
 
 
 @kernel_fault(FaultClass.MIXED, "S-21", cites="FastDeploy#7727")
 def materialized_rows_are_answered_first(oracle: Oracle) -> Oracle:
-    """Answers of rows behind absorbed ones lie in front of theirs."""
+    """The outputs of materialized rows are stored before the outputs of absorbed rows."""
 
     def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
         right = layer(problem, batch, image)
@@ -75,7 +75,7 @@ def materialized_rows_are_answered_first(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.STRIDE, "S-21")
 def weights_are_split_in_halves(oracle: Oracle) -> Oracle:
-    """All heads' keys are taken for the first lines of kv_b_proj, all values for the last."""
+    """kv_b_proj is read as all heads' keys followed by all heads' values, not head by head."""
 
     def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
         dims, weight = problem.dims, batch.kv_b_proj
@@ -90,7 +90,7 @@ def weights_are_split_in_halves(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.STRIDE, "S-9", "S-21")
 def weights_are_taken_for_dense(oracle: Oracle) -> Oracle:
-    """kv_b_proj is read by its shape, not by its strides."""
+    """The strides of kv_b_proj are ignored, as if it were contiguous."""
 
     def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
         return layer(problem, replace(batch, kv_b_proj=as_dense(batch.kv_b_proj)), image)
@@ -100,7 +100,7 @@ def weights_are_taken_for_dense(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.ROPE, "S-12", "S-21")
 def materialized_queries_are_not_rotated(oracle: Oracle) -> Oracle:
-    """Keys come rotated out of the cache, and queries meet them as they came."""
+    """The queries of materialized rows are not rotated."""
 
     def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
         right = layer(problem, batch, image)
@@ -114,7 +114,7 @@ def materialized_queries_are_not_rotated(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.MASK, "S-4", "S-14", "S-21")
 def layers_take_every_mask_for_causal(oracle: Oracle) -> Oracle:
-    """The mask is not handed on to attention."""
+    """A layer ignores the mask and uses a causal mask."""
 
     def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
         problem = replace(problem, mask=Mask.CAUSAL, max_draft_tokens=0)
@@ -125,7 +125,7 @@ def layers_take_every_mask_for_causal(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.RANGE, "S-6", "S-21", akin="flashinfer#4401 flashinfer#4267")
 def layer_scores_below_a_sentinel_are_masked(oracle: Oracle) -> Oracle:
-    """Queries of a layer whose scores all lie below -5e4 are taken for masked ones."""
+    """Queries of a layer with an lse below -5e4 are treated as masked."""
 
     def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
         return masked_below_a_sentinel(layer(problem, batch, image))

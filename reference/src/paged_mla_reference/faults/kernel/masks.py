@@ -1,4 +1,4 @@
-"""Wrong tree masks: bases, layouts, ancestors and siblings."""
+"""Faults of tree masks: their starts, layouts, ancestors and siblings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWS = ("S-4", "S-14", "S-5", "S-7", "S-6")
 
 
 def _cells(flat: NDArray[np.bool_], at: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Read a flat mask, false behind its end."""
+    """Read a flat mask; elements after its end are false."""
     return np.append(flat, False)[np.minimum(at, len(flat))]
 
 
@@ -31,7 +31,7 @@ def _flat(matrices: Matrices) -> NDArray[np.bool_]:
 
 @kernel_fault(FaultClass.SIBLING, *SHOWS, through=masked)
 def the_first_node_is_everybodys_ancestor(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
-    """Every draft sees node 0, in trees of several roots too."""
+    """Every draft token sees node 0, even if that is not its ancestor."""
     return [matrix | (np.arange(len(matrix)) == 0) for matrix in matrices]
 
 
@@ -39,7 +39,7 @@ def the_first_node_is_everybodys_ancestor(_p: Problem, _b: Batch, matrices: Matr
     FaultClass.MASK, *SHOWS, cites="sglang#29450 sglang#29581 sglang#19741", through=masked
 )
 def mask_base_is_that_of_uniform_rows(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
-    """The mask of row r starts r times the first row's size in."""
+    """The mask of row r is read from r times the size of the first row's mask."""
     size = matrices[0].size if matrices else 0
     return [
         _cells(_flat(matrices), row * size + np.arange(matrix.size)).reshape(matrix.shape)
@@ -48,12 +48,12 @@ def mask_base_is_that_of_uniform_rows(_p: Problem, _b: Batch, matrices: Matrices
 
 
 def _before(counts: Array) -> Array:
-    """Return what the rows before each row have together, int64 [B]."""
+    """Return the sum over the rows before each row, int64 [B]."""
     return np.cumsum(counts, dtype=np.int64) - counts
 
 
 def _starting(oracle: Oracle, spelling: MaskSpelling, starts: Callable[[Batch], Array]) -> Oracle:
-    """Read masks of one spelling as if those of rows began elsewhere, int64 [B]."""
+    """Return an oracle that reads masks of one spelling from other starts, int64 [B]."""
 
     def change(problem: Problem, batch: Batch, matrices: Matrices) -> Matrices:
         if problem.mask_spelling is not spelling:
@@ -72,7 +72,7 @@ def _starting(oracle: Oracle, spelling: MaskSpelling, starts: Callable[[Batch], 
 
 @kernel_fault(FaultClass.MASK, *SHOWS)
 def masks_of_padded_rows_are_not_counted(oracle: Oracle) -> Oracle:
-    """Rows behind a padded one with nodes read their QLEN mask where its begins."""
+    """The start of a row's QLEN mask does not count the masks of padded rows before it."""
 
     def starts(batch: Batch) -> Array:
         return _before(np.where(batch.seq_lens > 0, batch.query_lens.astype(np.int64) ** 2, 0))
@@ -82,7 +82,7 @@ def masks_of_padded_rows_are_not_counted(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.MASK, *SHOWS)
 def padded_rows_have_cells_in_a_full_mask(oracle: Oracle) -> Oracle:
-    """Rows behind a padded one with nodes read their FULL mask as many cells late."""
+    """The start of a row's FULL mask counts elements for padded rows, which have none."""
 
     def starts(batch: Batch) -> Array:
         nodes = batch.query_lens.astype(np.int64)
@@ -93,7 +93,7 @@ def padded_rows_have_cells_in_a_full_mask(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.MASK, *SHOWS)
 def full_mask_bases_keep_20_bits(oracle: Oracle) -> Oracle:
-    """Where the FULL mask of a row begins is kept in 20 bits."""
+    """The start of a row's FULL mask keeps only 20 bits."""
 
     def starts(batch: Batch) -> Array:
         return _before(batch.query_lens.astype(np.int64) * batch.seq_lens) % 2**20
@@ -103,7 +103,7 @@ def full_mask_bases_keep_20_bits(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.MASK, *SHOWS)
 def full_mask_bases_follow_the_rows_own_queries(oracle: Oracle) -> Oracle:
-    """A row's FULL mask is read as if each row before it had as many nodes as the row itself."""
+    """The start of a row's FULL mask assumes that earlier rows have as many nodes as the row."""
 
     def starts(batch: Batch) -> Array:
         return batch.query_lens * _before(batch.seq_lens.astype(np.int64))
@@ -115,7 +115,7 @@ def full_mask_bases_follow_the_rows_own_queries(oracle: Oracle) -> Oracle:
 def packed_lines_of_padded_rows_are_not_counted(
     problem: Problem, batch: Batch, matrices: Matrices
 ) -> Matrices:
-    """Rows behind a padded one with nodes read their packed lines from its first."""
+    """The start of a row's packed mask does not count the lines of padded rows before it."""
     if problem.mask_spelling is not MaskSpelling.PACKED:
         return matrices
     assert batch.mask is not None
@@ -128,7 +128,7 @@ def packed_lines_of_padded_rows_are_not_counted(
 
 
 def _reading_lines(oracle: Oracle, change: Callable[[Problem, Batch, Lines], Lines]) -> Oracle:
-    """Let attention read other packed lines, uint8 [T, W]."""
+    """Return an oracle whose attention reads other lines of packed masks, uint8 [T, W]."""
 
     def other_lines(problem: Problem, batch: Batch) -> Batch:
         if problem.mask_spelling is not MaskSpelling.PACKED or batch.mask is None:
@@ -140,7 +140,7 @@ def _reading_lines(oracle: Oracle, change: Callable[[Problem, Batch, Lines], Lin
 
 @kernel_fault(FaultClass.MASK, *SHOWS, through=_reading_lines)
 def packed_lines_are_those_of_uniform_rows(_: Problem, batch: Batch, lines: Lines) -> Lines:
-    """Packed lines of a row are read as if each row before it had as many as the longest."""
+    """The packed lines of a row are read as if every row had as many as the longest row."""
     most = int(batch.query_lens.max(initial=0))
     read = lines.copy()
     for row, span in enumerate(query_spans(batch)):
@@ -150,14 +150,14 @@ def packed_lines_are_those_of_uniform_rows(_: Problem, batch: Batch, lines: Line
 
 @kernel_fault(FaultClass.MASK, *SHOWS, through=_reading_lines)
 def packed_lines_are_as_wide_as_their_nodes(problem: Problem, _: Batch, lines: Lines) -> Lines:
-    """Packed lines are read as if they had no more bytes than the longest draft needs."""
+    """Packed lines are read as if their stride were the bytes that the longest draft needs."""
     shape = len(lines), -(-problem.max_draft_tokens // 8)
     return lines.ravel()[: shape[0] * shape[1]].reshape(shape)
 
 
 @kernel_fault(FaultClass.MASK, *SHOWS, through=_reading_lines)
 def words_of_packed_lines_are_big_endian(_p: Problem, _b: Batch, lines: Lines) -> Lines:
-    """Packed lines of whole words of 32 bits are read with the first byte of a word highest."""
+    """The 32-bit words of packed lines are read as big-endian."""
     if lines.shape[1] % 4:
         return lines
     return lines.reshape(len(lines), -1, 4)[:, :, ::-1].reshape(lines.shape)
@@ -165,7 +165,7 @@ def words_of_packed_lines_are_big_endian(_p: Problem, _b: Batch, lines: Lines) -
 
 @kernel_fault(FaultClass.MASK, *SHOWS, through=_reading_lines)
 def signed_bytes_fill_their_word(_p: Problem, _b: Batch, lines: Lines) -> Lines:
-    """The highest bit of a packed byte sets every bit of the bytes above it in its word of 32."""
+    """If a packed byte has its highest bit set, the higher bytes of its 32-bit word become 255."""
     filled = lines.copy()
     for byte in range(lines.shape[1]):
         if byte % 4:
@@ -179,7 +179,7 @@ def signed_bytes_fill_their_word(_p: Problem, _b: Batch, lines: Lines) -> Lines:
 def mask_lines_have_the_allocated_width(
     problem: Problem, batch: Batch, matrices: Matrices
 ) -> Matrices:
-    """Lines of a QLEN mask are as far apart as the longest tree needs."""
+    """The lines of a QLEN mask are read with a stride of max_draft_tokens."""
     if problem.mask_spelling is not MaskSpelling.QLEN:
         return matrices
     sizes = batch.query_lens.astype(np.int64) ** 2
@@ -195,7 +195,7 @@ def mask_lines_have_the_allocated_width(
 def full_mask_is_read_without_its_context(
     problem: Problem, batch: Batch, matrices: Matrices
 ) -> Matrices:
-    """FULL lines are read from their first column on."""
+    """The lines of a FULL mask are read from their first column, without skipping the context."""
     if problem.mask_spelling is not MaskSpelling.FULL:
         return matrices
     read = []
@@ -206,7 +206,7 @@ def full_mask_is_read_without_its_context(
 
 
 def _packed(oracle: Oracle, change: Callable[[NDArray[np.bool_]], NDArray[np.bool_]]) -> Oracle:
-    """Change the matrices that came as packed bits."""
+    """Return an oracle in which the matrices of packed masks are changed."""
 
     def changed(problem: Problem, _b: Batch, matrices: Matrices) -> Matrices:
         packed = problem.mask_spelling is MaskSpelling.PACKED
@@ -217,32 +217,32 @@ def _packed(oracle: Oracle, change: Callable[[NDArray[np.bool_]], NDArray[np.boo
 
 @kernel_fault(FaultClass.MASK, *SHOWS, akin="llguidance#330", through=_packed)
 def packed_bits_are_big_endian(matrix: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Bit 0 of a packed byte is taken for the eighth node."""
+    """The bits of a packed byte are read in reverse: bit 0 is the eighth node."""
     bits = np.packbits(matrix, axis=1, bitorder="little")
     return np.unpackbits(bits, axis=1)[:, : len(matrix)].astype(bool)
 
 
 @kernel_fault(FaultClass.MASK, *SHOWS, cites="sglang#29450", through=masked)
 def nodes_past_the_eighth_are_cut(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
-    """A line of the mask is one byte."""
+    """A mask line has only 8 bits: no node sees nodes after the eighth."""
     return [matrix & (np.arange(len(matrix)) < 8) for matrix in matrices]
 
 
 @kernel_fault(FaultClass.MASK, *SHOWS, cites="TensorRT-LLM#12962", akin="sglang@eagle_utils")
 def packed_nodes_past_the_32nd_are_cut(oracle: Oracle) -> Oracle:
-    """Of a packed line one word of 32 bits is read."""
+    """Only the first 32 bits of a packed line are read."""
     return _packed(oracle, lambda matrix: matrix & (np.arange(len(matrix)) < 32))
 
 
 @kernel_fault(FaultClass.MASK, *SHOWS)
 def sign_bits_of_packed_words_are_lost(oracle: Oracle) -> Oracle:
-    """Words of 32 bits carry 31 nodes each: nobody sees nodes 31 and 63."""
+    """The highest bit of each 32-bit word is lost: no node sees nodes 31 and 63."""
     return _packed(oracle, lambda matrix: matrix & (np.arange(len(matrix)) % 32 != 31))
 
 
 @kernel_fault(FaultClass.MASK, *SHOWS, through=masked)
 def mask_shifts_wrap_at_32(problem: Problem, _b: Batch, matrices: Matrices) -> Matrices:
-    """Bool masks become words by shifts that keep 5 bits: node 32 is seen by who sees node 0."""
+    """In bool masks, node numbers are taken modulo 32: a node that sees node 0 sees node 32."""
     if problem.mask_spelling is MaskSpelling.PACKED:
         return matrices
     return [matrix[:, np.arange(len(matrix)) % 32] for matrix in matrices]
@@ -250,28 +250,28 @@ def mask_shifts_wrap_at_32(problem: Problem, _b: Batch, matrices: Matrices) -> M
 
 @kernel_fault(FaultClass.MASK, *SHOWS, akin="TensorRT-LLM#12962", through=masked)
 def nodes_past_the_64th_are_cut(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
-    """A line of the mask is one word of 64 bits."""
+    """A mask line has only 64 bits: no node sees nodes after the 64th."""
     return [matrix & (np.arange(len(matrix)) < 64) for matrix in matrices]
 
 
 @kernel_fault(FaultClass.MASK, *SHOWS, akin="sglang#29587")
 def mask_is_transposed(oracle: Oracle) -> Oracle:
-    """Nodes see their descendants."""
+    """The mask is transposed: nodes see their descendants instead of their ancestors."""
     return masked(oracle, lambda _p, _b, matrices: [matrix.T for matrix in matrices])
 
 
 @kernel_fault(FaultClass.MASK, *SHOWS, akin="sglang#8409")
 def ancestors_are_forgotten(oracle: Oracle) -> Oracle:
-    """Nodes see the context and themselves."""
+    """Nodes see only the context and themselves, not their ancestors."""
     return masked(oracle, lambda _p, _b, matrices: [np.eye(len(m), dtype=bool) for m in matrices])
 
 
 @kernel_fault(FaultClass.MASK, *SHOWS)
 def ancestors_past_the_eighth_are_forgotten(oracle: Oracle) -> Oracle:
-    """Nodes see the context, themselves and their seven nearest ancestors."""
+    """Nodes see only the context, themselves and their seven nearest ancestors."""
 
     def nearest(matrix: Matrix) -> Matrix:
-        counted = np.cumsum(matrix[:, ::-1], axis=1)[:, ::-1]  # from the node itself on
+        counted = np.cumsum(matrix[:, ::-1], axis=1)[:, ::-1]  # the node itself is the first
         return matrix & (counted <= 8)
 
     return masked(oracle, lambda _p, _b, matrices: [nearest(matrix) for matrix in matrices])
@@ -279,13 +279,13 @@ def ancestors_past_the_eighth_are_forgotten(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.MASK, *SHOWS, akin="TensorRT-LLM#13006", through=masked)
 def every_row_takes_the_first_mask(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
-    """Rows as long as the first take its mask."""
+    """Rows with as many nodes as the first row use its mask."""
     return [matrices[0] if m.shape == matrices[0].shape else m for m in matrices]
 
 
 @kernel_fault(FaultClass.SIBLING, *SHOWS, cites="FastDeploy#3514 vllm#17560")
 def trees_are_taken_for_chains(oracle: Oracle) -> Oracle:
-    """Every earlier node is visible."""
+    """Every node sees all earlier nodes, as in a chain."""
     return masked(
         oracle, lambda _p, _b, matrices: [np.tril(np.ones_like(matrix)) for matrix in matrices]
     )
@@ -293,7 +293,7 @@ def trees_are_taken_for_chains(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.SIBLING, *SHOWS, through=masked)
 def a_chain_in_the_first_row_serves_all(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
-    """If the tree of the first row is a chain, that of every row is taken for one."""
+    """If the tree of the first row is a chain, the trees of all rows are treated as chains."""
     chains = [np.tri(len(matrix), dtype=bool) for matrix in matrices]
     is_chain = bool(matrices) and np.array_equal(matrices[0], chains[0])
     return chains if is_chain else matrices
@@ -301,13 +301,13 @@ def a_chain_in_the_first_row_serves_all(_p: Problem, _b: Batch, matrices: Matric
 
 @kernel_fault(FaultClass.SIBLING, *SHOWS, akin="EAGLE#336", through=masked)
 def the_node_before_is_seen(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
-    """Every node also sees the one stored before it, a sibling perhaps."""
+    """Every node also sees the node stored before it, which can be a sibling."""
     return [matrix | np.eye(len(matrix), k=-1, dtype=bool) for matrix in matrices]
 
 
 @kernel_fault(FaultClass.SIBLING, *SHOWS, akin="EAGLE#336", through=masked)
 def only_the_last_node_leaks(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
-    """The last node of a tree sees all others."""
+    """The last node of a tree sees all other nodes."""
     leaky: list[NDArray[np.bool_]] = [matrix.copy() for matrix in matrices]
     for matrix in leaky:
         matrix[-1:] = True
@@ -316,7 +316,7 @@ def only_the_last_node_leaks(_p: Problem, _b: Batch, matrices: Matrices) -> Matr
 
 @kernel_fault(FaultClass.POSITION, "S-3", cites="mlxcel#1214 TensorRT-LLM#13081")
 def tree_positions_follow_the_index(oracle: Oracle) -> Oracle:
-    """Siblings have different positions."""
+    """Positions in a tree follow the index of a node, so that siblings have different ones."""
 
     def metadata(problem: Problem, batch: Batch) -> Metadata:
         return RIGHT.metadata(replace(problem, mask=Mask.CAUSAL), batch)

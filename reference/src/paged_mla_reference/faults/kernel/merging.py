@@ -1,4 +1,4 @@
-"""Wrong merges: bases, weights, partials that should not count."""
+"""Faults of merges: bases, weights, and partial results that should not count."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Partials = Sequence[Output]
 
 
 def _merging(oracle: Oracle, change: Callable[[Partials], Partials]) -> Oracle:
-    """Let a merge take other partials."""
+    """Return an oracle whose merge takes changed partial results."""
     return replace(oracle, merge=lambda partials: oracle.merge(change(partials)))
 
 
 def _merged(oracle: Oracle, change: Callable[[Partials, Output], Output]) -> Oracle:
-    """Change what a merge answers."""
+    """Return an oracle with a changed output of merges."""
     return replace(oracle, merge=lambda partials: change(partials, oracle.merge(partials)))
 
 
@@ -30,7 +30,7 @@ def _merged(oracle: Oracle, change: Callable[[Partials, Output], Output]) -> Ora
     FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton vllm#27491", through=_merged
 )
 def empty_partials_are_multiplied_by_zero(partials: Partials, answer: Output) -> Output:
-    """An empty partial is weighed by 0, which NaN survives."""
+    """An empty partial result is multiplied by weight 0, so that its NaN stays."""
     return Output(answer.out + np.sum([0 * p.out for p in partials], axis=0), answer.lse)
 
 
@@ -38,14 +38,14 @@ def empty_partials_are_multiplied_by_zero(partials: Partials, answer: Output) ->
     FaultClass.PARTIAL, "S-8", cites="vllm#27491 flashinfer#4051 vllm#39148", through=_merged
 )
 def two_empty_partials_are_nan(_: Partials, answer: Output) -> Output:
-    """-inf minus -inf is not caught."""
+    """If all partial results are empty, -inf minus -inf makes the output NaN."""
     answer.out[np.isneginf(answer.lse)] = np.nan
     return answer
 
 
 @kernel_fault(FaultClass.PARTIAL, "S-8", cites="vllm#28181", through=_merged)
 def empty_queries_keep_their_first_partial(partials: Partials, answer: Output) -> Output:
-    """A query that sees nothing anywhere gets what the first partial holds."""
+    """If all partial results are empty, the output is that of the first one instead of 0."""
     empty = np.isneginf(answer.lse)
     answer.out[empty] = partials[0].out[empty]
     return answer
@@ -53,13 +53,13 @@ def empty_queries_keep_their_first_partial(partials: Partials, answer: Output) -
 
 @kernel_fault(FaultClass.PARTIAL, "S-8", akin="vllm#28181", through=_merged)
 def a_single_partial_is_copied(partials: Partials, answer: Output) -> Output:
-    """Nobody looks into a partial that comes alone."""
+    """A single partial result is copied, even if it is empty and its output is not 0."""
     return answer if len(partials) > 1 else Output(partials[0].out.copy(), answer.lse)
 
 
 @kernel_fault(FaultClass.PARTIAL, "S-8", akin="flashinfer#4051", through=_merged)
 def a_single_empty_partial_has_no_lse(partials: Partials, answer: Output) -> Output:
-    """-inf minus -inf is not caught in a partial that comes alone."""
+    """The lse of a single empty partial result becomes NaN, by -inf minus -inf."""
     if len(partials) == 1:
         answer.lse[np.isneginf(answer.lse)] = np.nan
     return answer
@@ -67,13 +67,13 @@ def a_single_empty_partial_has_no_lse(partials: Partials, answer: Output) -> Out
 
 @kernel_fault(FaultClass.PARTIAL, "S-8", cites="vllm#49294", through=_merging)
 def an_empty_partial_weighs_as_lse_0(partials: Partials) -> Partials:
-    """An empty partial takes part with lse 0."""
+    """An empty partial result is merged with lse 0 instead of -inf."""
     return [Output(np.nan_to_num(p.out), np.nan_to_num(p.lse, neginf=0.0)) for p in partials]
 
 
 @kernel_fault(FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton", through=_merged)
 def a_query_empty_in_one_partial_is_lost(partials: Partials, answer: Output) -> Output:
-    """A query that sees nothing in one partial gets nothing at all."""
+    """If one partial result of a query is empty, the merged result is empty."""
     lost = np.any([np.isneginf(p.lse) for p in partials], axis=0)
     answer.out[lost], answer.lse[lost] = 0, -np.inf
     return answer
@@ -83,13 +83,13 @@ def a_query_empty_in_one_partial_is_lost(partials: Partials, answer: Output) -> 
     FaultClass.SPLIT, "S-8", cites="sglang#33064 sglang#34240 vllm#43919", through=_merging
 )
 def merge_takes_lse_for_base_2(partials: Partials) -> Partials:
-    """Weights are powers of two."""
+    """The lse of partial results is treated as base 2, so that weights are powers of two."""
     return [Output(p.out, p.lse * np.float32(np.log(2))) for p in partials]
 
 
 @kernel_fault(FaultClass.SPLIT, "S-8", akin="vllm#47188", through=_merged)
 def partials_are_averaged(partials: Partials, answer: Output) -> Output:
-    """Partials weigh the same, whatever they saw."""
+    """Partial results are averaged with equal weights."""
     np.mean([np.nan_to_num(p.out) for p in partials], axis=0, out=answer.out)
     return answer
 
@@ -98,26 +98,26 @@ def partials_are_averaged(partials: Partials, answer: Output) -> Output:
     FaultClass.SPLIT, "S-8", cites="local-inference-lab/vllm#15 local-inference-lab/vllm#17"
 )
 def only_two_partials_are_merged(oracle: Oracle) -> Oracle:
-    """Partials past the second are left out."""
+    """Only the first two partial results are merged."""
     return _merging(oracle, lambda partials: partials[:2])
 
 
 @kernel_fault(FaultClass.SPLIT, "S-8")
 def partials_past_64_are_left_out(oracle: Oracle) -> Oracle:
-    """A table holds the weights of 64 partials."""
+    """Only the first 64 partial results are merged."""
     return _merging(oracle, lambda partials: partials[:64])
 
 
 @kernel_fault(FaultClass.SPLIT, "S-8", cites="TensorRT-LLM#19112", through=_merged)
 def merged_lse_is_the_largest(partials: Partials, answer: Output) -> Output:
-    """The merged lse is that of the heaviest partial."""
+    """The merged lse is the largest lse of the partial results."""
     np.max(np.stack([p.lse for p in partials]), axis=0, out=answer.lse)
     return answer
 
 
 @kernel_fault(FaultClass.SPLIT, "S-8", cites="cutlass#2274")
 def merge_weights_are_not_shifted(oracle: Oracle) -> Oracle:
-    """Weights are exponentials of lse itself, in float32."""
+    """Weights are exp(lse) in float32, without subtracting the largest lse."""
     return replace(
         oracle, merge=lambda partials: _weighed_against(np.zeros((), np.float32), partials)
     )
@@ -136,7 +136,7 @@ def _weighed_against(base: NDArray[np.float32], partials: Partials) -> Output:
 
 @kernel_fault(FaultClass.SPLIT, "S-8", through=_merged)
 def merge_weights_are_shifted_by_the_first(partials: Partials, _: Output) -> Output:
-    """Partials are weighed against the first that is not empty, not against the largest."""
+    """Weights are relative to the lse of the first partial result that is not empty."""
     base = partials[0].lse
     for partial in partials[1:]:
         base = np.where(np.isneginf(base), partial.lse, base)
@@ -145,31 +145,31 @@ def merge_weights_are_shifted_by_the_first(partials: Partials, _: Output) -> Out
 
 @kernel_fault(FaultClass.PRECISION, "S-8", cites="FastDeploy#5541", through=_merging)
 def merge_in_half_precision(partials: Partials) -> Partials:
-    """Partials are rounded to float16 before they are merged."""
+    """Partial results are rounded to float16 before they are merged."""
     return [Output(p.out.astype(np.float16).astype(np.float32), p.lse) for p in partials]
 
 
 @kernel_fault(FaultClass.LAYOUT, "S-8", cites="vllm@FLASH_ATTN_MLA", through=_merging)
 def merge_reads_lse_as_heads_by_tokens(partials: Partials) -> Partials:
-    """The lse of partials is read as [H, T]."""
+    """The lse of partial results is read as [H, T] instead of [T, H]."""
     return [Output(p.out, np.ascontiguousarray(p.lse.T).reshape(p.lse.shape)) for p in partials]
 
 
 @kernel_fault(FaultClass.STRIDE, "S-8", cites="vllm#21996", through=_merging)
 def merge_takes_lse_for_dense(partials: Partials) -> Partials:
-    """The strides of lse are ignored: what follows in memory is taken for the next query's."""
+    """The strides of lse are ignored, as if it were contiguous."""
     return [Output(p.out, as_dense(p.lse)) for p in partials]
 
 
 @kernel_fault(FaultClass.STRIDE, "S-8", akin="vllm#21996", through=_merging)
 def merge_takes_out_for_dense(partials: Partials) -> Partials:
-    """The strides of out are ignored, in arrays that are parts of larger ones."""
+    """The strides of out are ignored, as if it were contiguous."""
     return [Output(as_dense(p.out), p.lse) for p in partials]
 
 
 @kernel_fault(FaultClass.SPLIT, "S-8")
 def tied_partials_count_once(oracle: Oracle) -> Oracle:
-    """Of partials that share the highest lse the first alone counts."""
+    """If several partial results have the largest lse, only the first of them is merged."""
 
     def change(partials: Partials, _: Output) -> Output:
         lses = np.stack([p.lse for p in partials])
@@ -181,25 +181,25 @@ def tied_partials_count_once(oracle: Oracle) -> Oracle:
 
 
 def _without(partial: Output, chosen: NDArray[np.bool_]) -> Output:
-    """Return a partial that is empty where it is chosen too, bool [T, H] or [T, 1]."""
+    """Return a partial result that is also empty where it is chosen, bool [T, H] or [T, 1]."""
     return Output(partial.out, np.where(chosen, np.float32(-np.inf), partial.lse))
 
 
 @kernel_fault(FaultClass.PARTIAL, "S-8", through=_merging)
 def a_partial_is_empty_where_its_first_head_is(partials: Partials) -> Partials:
-    """A partial that is empty for the first head of a token is left out for all its heads."""
+    """A partial result that is empty for a token's first head is omitted for all its heads."""
     return [_without(p, np.isneginf(p.lse[:, :1])) for p in partials]
 
 
 @kernel_fault(FaultClass.PARTIAL, "S-8")
 def partials_of_low_lse_are_empty(oracle: Oracle) -> Oracle:
-    """Partials with an lse below -100 are taken for empty."""
+    """Partial results with an lse below -100 are treated as empty."""
     return _merging(oracle, lambda partials: [_without(p, p.lse < -100) for p in partials])
 
 
 @kernel_fault(FaultClass.LAYOUT, "S-8")
 def merges_weigh_heads_by_those_of_the_first_16(oracle: Oracle) -> Oracle:
-    """A merge of more than 16 heads weighs each by the lse of head modulo 16."""
+    """The weights of head h are computed from the lse of head h modulo 16."""
 
     def change(partials: Partials, answer: Output) -> Output:
         heads = np.arange(answer.lse.shape[1]) % 16
@@ -211,14 +211,14 @@ def merges_weigh_heads_by_those_of_the_first_16(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.TRUNCATED, "S-8", through=_merged)
 def merges_end_at_512_tokens(partials: Partials, answer: Output) -> Output:
-    """Tokens past the first 512 are left as the first partial has them."""
+    """Tokens after the first 512 get the first partial result instead of the merged one."""
     answer.out[512:], answer.lse[512:] = partials[0].out[512:], partials[0].lse[512:]
     return answer
 
 
 @kernel_fault(FaultClass.PARTIAL, "S-8", "S-10", through=_merged)
 def merges_write_their_inputs(partials: Partials, answer: Output) -> Output:
-    """Two partials are merged in the arrays of the first."""
+    """A merge of two partial results is also written into the arrays of the first one."""
     if len(partials) == 2:
         partials[0].out[...], partials[0].lse[...] = answer.out, answer.lse
     return answer

@@ -1,4 +1,4 @@
-"""Wrong rows of queries and answers: how heads and tokens lie in memory, and what is folded."""
+"""Faults of the layout of heads and tokens in queries and outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paged_mla_shared.problem import Batch, Output, Problem
     through=with_batch,
 )
 def query_heads_are_rounded_up_in_one_place(problem: Problem, batch: Batch) -> Batch:
-    """Tokens are found as if heads were padded to a power of two, and they are not."""
+    """Queries are read as if heads were padded to a power of two, although they are not."""
     heads, tokens = problem.dims.num_heads, batch.num_tokens
     at = _padded_places(tokens, heads)
     token, head = np.divmod(at % max(tokens * heads, 1), heads)
@@ -34,7 +34,7 @@ def query_heads_are_rounded_up_in_one_place(problem: Problem, batch: Batch) -> B
 
 
 def _padded_places(tokens: int, heads: int) -> NDArray[np.int64]:
-    """Return where the heads of each token lie if a power of two of them do, int64 [T, H]."""
+    """Return the places of heads if they are padded to a power of two, int64 [T, H]."""
     return np.arange(tokens)[:, None] * _power_of_two(heads) + np.arange(heads)
 
 
@@ -51,10 +51,10 @@ def _power_of_two(heads: int) -> int:
     akin="vllm#38615 vllm-ascend#9560 aiconfigurator#1258",
 )
 def query_heads_are_rounded_up_in_both_places(oracle: Oracle) -> Oracle:
-    """Queries are read, and answers written, a power of two of heads apart, and lie closer.
+    """Queries are read, and outputs written, as if heads were padded to a power of two.
 
-    A query that such a token finds, of whichever token it is, attends to what the token sees. No
-    token finds the others, and those past the end are left out.
+    A pair of token and head reads the query at the padded place, and writes its output there. It
+    sees the keys of its own token. Places after the end of the arrays are omitted.
     """
 
     def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
@@ -83,7 +83,7 @@ def query_heads_are_rounded_up_in_both_places(oracle: Oracle) -> Oracle:
     through=with_batch,
 )
 def query_heads_are_padded_and_read_unpadded(problem: Problem, batch: Batch) -> Batch:
-    """Queries are copied with zeros for heads up to a power of two, and read as if without."""
+    """Queries are padded to a power of two of heads, and read as if they were not padded."""
     heads, tokens = problem.dims.num_heads, batch.num_tokens
     more = ((0, 0), (0, _power_of_two(heads) - heads), (0, 0))
 
@@ -100,7 +100,7 @@ def query_heads_are_padded_and_read_unpadded(problem: Problem, batch: Batch) -> 
 def heads_past_the_last_full_tile_are_not_served(
     problem: Problem, _b: Batch, answer: Output
 ) -> Output:
-    """Of 20 or 24 heads one tile of 16 is served."""
+    """Heads after the last full tile of 16 heads get an output of 0."""
     heads = problem.dims.num_heads
     if heads > 16:
         answer.out[:, heads // 16 * 16 :] = 0
@@ -109,7 +109,7 @@ def heads_past_the_last_full_tile_are_not_served(
 
 @kernel_fault(FaultClass.STRIDE, "S-5", cites="aiter#3910", through=answering)
 def folded_rows_are_strided_twice(_p: Problem, batch: Batch, answer: Output) -> Output:
-    """Rows of equally many tokens are written as many times further apart."""
+    """If all rows have the same number of tokens, that number is applied twice to the stride."""
     counts = set(batch.query_lens.tolist())
     if len(counts) != 1 or counts <= {0, 1}:
         return answer
@@ -123,7 +123,7 @@ def folded_rows_are_strided_twice(_p: Problem, batch: Batch, answer: Output) -> 
 
 @kernel_fault(FaultClass.LAYOUT, "S-5", "S-6", cites="sglang#19902", through=answering)
 def packed_answers_are_read_as_padded(_p: Problem, batch: Batch, answer: Output) -> Output:
-    """Answers are looked for as if every row had as many tokens as the longest."""
+    """Outputs are read as if every row had as many tokens as the longest row."""
     width = int(batch.query_lens.max(initial=0))
     out = np.zeros_like(answer.out)
     for row, span in enumerate(query_spans(batch)):
@@ -134,7 +134,7 @@ def packed_answers_are_read_as_padded(_p: Problem, batch: Batch, answer: Output)
 
 @kernel_fault(FaultClass.LAYOUT, "S-5", "S-7", through=with_batch)
 def second_halves_of_32_heads_repeat_the_first(problem: Problem, batch: Batch) -> Batch:
-    """Two programs of 16 heads each answer 32 heads, and both read the first 16."""
+    """With 32 heads, the second 16 heads use the queries of the first 16 heads."""
     if problem.dims.num_heads != 32:
         return batch
     heads = np.arange(32) % 16
@@ -143,10 +143,10 @@ def second_halves_of_32_heads_repeat_the_first(problem: Problem, batch: Batch) -
 
 @kernel_fault(FaultClass.LAYOUT, "S-4", "S-5", "S-7")
 def queries_of_a_folded_tile_are_counted_from_its_first(oracle: Oracle) -> Oracle:
-    """Pairs of query and head, in flat tiles of 64, are masked as if tiles began with head 0."""
+    """In tiles of 64 pairs of query and head, masks assume that each tile begins with head 0."""
 
     def see_less(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
-        return np.vstack([seen[:1], seen[:-1]])  # as the query before
+        return np.vstack([seen[:1], seen[:-1]])  # the keys of the query before it
 
     late = seeing(oracle, see_less)
 
@@ -171,7 +171,7 @@ def queries_of_a_folded_tile_are_counted_from_its_first(oracle: Oracle) -> Oracl
 
 @kernel_fault(FaultClass.MIXED, "S-5", "S-6", "S-7", through=answering)
 def decode_rows_are_put_back_in_another_order(_p: Problem, batch: Batch, answer: Output) -> Output:
-    """More than 7 decode rows are sorted by length, and the inverse of the order is not taken."""
+    """More than 7 decode rows are sorted by length, and their outputs are not restored."""
     rows = batch.num_rows
     if rows > 7 and (batch.query_lens == 1).all():
         order = np.argsort(-batch.seq_lens, kind="stable")
@@ -182,7 +182,7 @@ def decode_rows_are_put_back_in_another_order(_p: Problem, batch: Batch, answer:
 
 @kernel_fault(FaultClass.LAYOUT, "S-7", "S-6", through=answering)
 def lse_is_written_for_padded_heads(_p: Problem, _b: Batch, answer: Output) -> Output:
-    """Steps of more than 52 tokens write lse for heads padded to 16, and it is read unpadded."""
+    """In steps of more than 52 tokens, lse is written with padded heads and read without."""
     tokens, heads = answer.lse.shape
     if tokens <= 52:
         return answer

@@ -1,4 +1,4 @@
-"""Wrong attention over keys and values of every head, and answers that do not merge (S-21)."""
+"""Faults of prefill, attention over keys and values of every head, and of its merge (S-21)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from paged_mla_reference.rules.prefill import key_spans
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Output, Problem
 
-SEEN = ("S-5", "S-6", "S-7", "S-9", "S-21")  # how wrong keys show
+SEEN = ("S-5", "S-6", "S-7", "S-9", "S-21")  # rules that detect wrong keys
 TILE = 64
 LONG_TILE = 176
 
 
 def _asked(oracle: Oracle, change: Callable[[PrefillBatch], PrefillBatch]) -> Oracle:
-    """Let a prefill take another batch."""
+    """Return an oracle whose prefill uses a changed batch."""
     return replace(oracle, prefill=lambda problem, batch: oracle.prefill(problem, change(batch)))
 
 
 def _answered(oracle: Oracle, change: Callable[[PrefillBatch, Output], Output]) -> Oracle:
-    """Change what a prefill answers; the arrays are the change's own to write."""
+    """Return an oracle with a changed output of prefill; the change may write its arrays."""
 
     def prefill(problem: Problem, batch: PrefillBatch) -> Output:
         return change(batch, oracle.prefill(problem, batch))
@@ -37,7 +37,7 @@ def _answered(oracle: Oracle, change: Callable[[PrefillBatch, Output], Output]) 
 
 @kernel_fault(FaultClass.CAUSAL, "S-4", *SEEN, cites="hyprstream#1521 TinyLLM#18", through=_asked)
 def prefill_mask_is_top_left(batch: PrefillBatch) -> PrefillBatch:
-    """Query i of a causal prefill sees keys up to i, as if there were no context."""
+    """Query i of a causal prefill sees only keys 0 to i of its row, as if without a context."""
     if not batch.causal:
         return batch
     keys, queries = batch.seq_lens.astype(np.int64), batch.query_lens
@@ -46,19 +46,19 @@ def prefill_mask_is_top_left(batch: PrefillBatch) -> PrefillBatch:
 
 @kernel_fault(FaultClass.CAUSAL, "S-4", *SEEN)
 def prefill_is_always_causal(oracle: Oracle) -> Oracle:
-    """A chunk of context is masked as the step's own keys are."""
+    """A context chunk, which is not causal, gets a causal mask."""
     return _asked(oracle, lambda batch: replace(batch, causal=True))
 
 
 @kernel_fault(FaultClass.CAUSAL, "S-4", *SEEN)
 def prefill_is_never_causal(oracle: Oracle) -> Oracle:
-    """The step's own keys are all seen, as those of a chunk of context are."""
+    """The step's own keys get no causal mask."""
     return _asked(oracle, lambda batch: replace(batch, causal=False))
 
 
 @kernel_fault(FaultClass.LSE, "S-7", "S-21", cites="vllm#52796", through=_answered)
 def prefill_lse_is_in_base_2(_: PrefillBatch, answer: Output) -> Output:
-    """Lse of a prefill is a base-2 logarithm."""
+    """The lse of a prefill is a base-2 logarithm."""
     return Output(answer.out, answer.lse / np.float32(np.log(2)))
 
 
@@ -70,14 +70,14 @@ def prefill_lse_is_in_base_2(_: PrefillBatch, answer: Output) -> Output:
     through=_answered,
 )
 def chunk_partials_in_two_bases(batch: PrefillBatch, answer: Output) -> Output:
-    """Lse of a chunk of context is in base 2, that of the step's own keys in nats."""
+    """The lse of a context chunk is in base 2, and that of the step's own keys is in nats."""
     base = np.float32(1 if batch.causal else np.log(2))
     return Output(answer.out, answer.lse / base)
 
 
 @kernel_fault(FaultClass.SCALE, "S-5", "S-7", "S-21", akin="ollama#13893")
 def scale_is_of_the_part_without_position(oracle: Oracle) -> Oracle:
-    """Keys are scaled by N^-0.5, where they are N + P wide."""
+    """The softmax scale is that of N dimensions, although queries and keys have N + P."""
 
     def prefill(problem: Problem, batch: PrefillBatch) -> Output:
         nope = problem.dims.qk_nope_head_dim
@@ -89,7 +89,7 @@ def scale_is_of_the_part_without_position(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.STRIDE, *SEEN)
 def shared_rope_keys_are_strided_by_heads(oracle: Oracle) -> Oracle:
-    """The one rope key of a token is looked up as if every head had its own."""
+    """The rotated key of a token, shared by all heads, is read as if every head had its own."""
 
     def prefill(problem: Problem, batch: PrefillBatch) -> Output:
         heads, tokens = problem.dims.num_heads, np.arange(len(batch.k_pe))
@@ -105,20 +105,20 @@ def shared_rope_keys_are_strided_by_heads(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.POSITION, *SEEN)
 def rope_keys_are_of_the_token_before(oracle: Oracle) -> Oracle:
-    """Rope keys lie one token behind the keys that they belong to."""
+    """Each token's key is combined with the rotated key of the token before it."""
     return _asked(oracle, lambda batch: replace(batch, k_pe=np.roll(batch.k_pe, 1, axis=0)))
 
 
 @kernel_fault(FaultClass.STRIDE, *SEEN, through=_asked)
 def halves_of_a_projection_are_taken_for_whole(batch: PrefillBatch) -> PrefillBatch:
-    """Values beside their keys are read as if they lay alone."""
+    """Values stored next to their keys are read as if they were contiguous."""
     alone = np.empty(batch.v.shape, batch.v.dtype).strides
     return replace(batch, v=np.lib.stride_tricks.as_strided(batch.v, strides=alone))
 
 
 @kernel_fault(FaultClass.STRIDE, *SEEN, through=_asked)
 def prefill_queries_of_one_head_are_dense(batch: PrefillBatch) -> PrefillBatch:
-    """The stride of tokens is not asked for where there is one head."""
+    """With one head, the strides of q_nope are ignored, as if it were contiguous."""
     if batch.q_nope.shape[1] != 1:
         return batch
     alone = np.empty(batch.q_nope.shape, batch.q_nope.dtype).strides
@@ -128,21 +128,21 @@ def prefill_queries_of_one_head_are_dense(batch: PrefillBatch) -> PrefillBatch:
 
 @kernel_fault(FaultClass.STRIDE, "S-5", "S-21", through=_answered)
 def values_are_no_wider_than_keys(batch: PrefillBatch, answer: Output) -> Output:
-    """Columns of a value past those of its key's part without position are not written."""
+    """Output columns after the first N, the width of keys without position, are not written."""
     answer.out[:, :, batch.k_nope.shape[2] :] = 0
     return answer
 
 
 @kernel_fault(FaultClass.TRUNCATED, "S-4", *SEEN, akin="vllm-ascend#14464", through=_asked)
 def prefill_keys_past_1024_are_dropped(batch: PrefillBatch) -> PrefillBatch:
-    """A buffer holds 1024 keys of a row."""
+    """A prefill reads only the first 1024 keys of a row."""
     keys = batch.seq_lens.astype(np.int64)
     return of_keys(batch, ContextChunk(np.zeros_like(keys), np.minimum(keys, 1024)))
 
 
 @kernel_fault(FaultClass.LENGTH, "S-4", *SEEN, through=_asked)
 def prefill_loses_full_tiles_of_176(batch: PrefillBatch) -> PrefillBatch:
-    """Rows that fill tiles of 176 keys lose the last one."""
+    """Rows whose length is a multiple of 176 lose their last 176 keys."""
     keys = batch.seq_lens.astype(np.int64)
     full = (keys > 0) & (keys % LONG_TILE == 0)
     return of_keys(batch, ContextChunk(np.zeros_like(keys), keys - LONG_TILE * full))
@@ -150,7 +150,7 @@ def prefill_loses_full_tiles_of_176(batch: PrefillBatch) -> PrefillBatch:
 
 @kernel_fault(FaultClass.TRUNCATED, *SEEN, akin="flashinfer#3125", through=_answered)
 def prefill_queries_past_300_are_not_answered(batch: PrefillBatch, answer: Output) -> Output:
-    """A launch covers 300 queries of a row."""
+    """A prefill computes only the first 300 queries of a row."""
     for span in query_spans(batch):
         late = slice(min(span.start + 300, span.stop), span.stop)
         answer.out[late], answer.lse[late] = 0, -np.inf
@@ -159,14 +159,14 @@ def prefill_queries_past_300_are_not_answered(batch: PrefillBatch, answer: Outpu
 
 @kernel_fault(FaultClass.TRUNCATED, "S-4", *SEEN, cites="FastDeploy#7727", through=_asked)
 def key_lengths_are_query_lengths(batch: PrefillBatch) -> PrefillBatch:
-    """One array of prefix sums serves queries and keys: cached keys are cut off."""
+    """The prefix sums of queries are also used for keys, so that rows lose keys."""
     last = min(int(batch.cu_seqlens_q[-1]), len(batch.k_pe))
     return replace(batch, cu_seqlens_k=np.minimum(batch.cu_seqlens_q, last))
 
 
 @kernel_fault(FaultClass.LENGTH, "S-4", *SEEN, through=_asked)
 def whole_rows_end_with_their_tile(batch: PrefillBatch) -> PrefillBatch:
-    """Without a causal mask nothing cuts off the keys behind a row, up to the end of its tile."""
+    """Without a causal mask, a row also sees keys after its end, up to a multiple of 64."""
     if batch.causal:
         return batch
     lens = batch.seq_lens.astype(np.int64)
@@ -176,7 +176,7 @@ def whole_rows_end_with_their_tile(batch: PrefillBatch) -> PrefillBatch:
 
 @kernel_fault(FaultClass.LEAK, "S-9", akin="vllm#43961", through=_answered)
 def keys_past_the_row_weigh_zero(batch: PrefillBatch, answer: Output) -> Output:
-    """Values behind a row, up to the end of its tile, are multiplied by 0, which NaN survives."""
+    """Values after a row's end, up to a multiple of 64, are multiplied by 0: their NaN stays."""
     for queries, keys in zip(query_spans(batch), key_spans(batch), strict=True):
         count = np.array(keys.stop - keys.start)
         stop = keys.start + int(_whole_tiles(count, np.array(len(batch.v) - keys.start)))
@@ -190,14 +190,14 @@ def _whole_tiles(lens: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np
 
 @kernel_fault(FaultClass.EMPTY, "S-6", "S-9", cites="mlxcel#679", through=_answered)
 def queries_without_a_key_are_nan(_: PrefillBatch, answer: Output) -> Output:
-    """A query that sees nothing divides zero by zero."""
+    """The output of a query without visible keys is NaN."""
     answer.out[np.isneginf(answer.lse)] = np.nan
     return answer
 
 
 @kernel_fault(FaultClass.EMPTY, "S-6", "S-21", akin="flashinfer#3047", through=_answered)
 def rows_without_context_weigh_as_much(batch: PrefillBatch, answer: Output) -> Output:
-    """The lse of a row without a key is 0, so that nothing is merged as if it were something."""
+    """The lse of a row without keys is 0, so that a merge counts it as a result."""
     live = np.arange(batch.num_tokens) < batch.cu_seqlens_q[-1]
     answer.lse[live & (keys_of_tokens(batch) == 0)] = 0
     return answer
@@ -205,7 +205,7 @@ def rows_without_context_weigh_as_much(batch: PrefillBatch, answer: Output) -> O
 
 @kernel_fault(FaultClass.MIXED, *SEEN, cites="sglang#19902", through=_answered)
 def packed_prefills_are_read_as_padded(batch: PrefillBatch, answer: Output) -> Output:
-    """Answers lie packed, and are looked up where rows of one length would have them."""
+    """Outputs are read as if every row had as many tokens as the longest row."""
     longest = int(batch.query_lens.max(initial=0))
     read = np.arange(batch.num_tokens)
     for row, span in enumerate(query_spans(batch)):

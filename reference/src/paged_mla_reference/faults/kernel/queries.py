@@ -1,4 +1,4 @@
-"""Wrong queries of 8 bits."""
+"""Faults of 8-bit queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITTEN = ("S-11",)
 
 
 def _with(oracle: Oracle, name: str, value: Any) -> Oracle:
-    """Let queries be quantized with another function."""
+    """Return an oracle whose quantization of queries uses another function."""
 
     def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
         with patched((queries, name, value)):
@@ -33,7 +33,7 @@ def _with(oracle: Oracle, name: str, value: Any) -> Oracle:
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN, akin="maxtext#3138")
 def query_scales_are_inverted(oracle: Oracle) -> Oracle:
-    """What queries were multiplied by is handed back, not what they are to be multiplied by."""
+    """The returned scales are the inverses of the right scales."""
 
     def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
         codes, scales = oracle.quantize_queries(problem, batch, scale)
@@ -44,7 +44,7 @@ def query_scales_are_inverted(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN, akin="vllm#42956")
 def query_scales_are_those_of_the_latent_part(oracle: Oracle) -> Oracle:
-    """The rotated part of a query has no say in its scale, and saturates."""
+    """A query's scale ignores its rotated part, which can saturate."""
 
     def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
         def of_latents(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -58,7 +58,7 @@ def query_scales_are_those_of_the_latent_part(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN)
 def a_given_query_scale_is_ignored(oracle: Oracle) -> Oracle:
-    """Queries take their scales from the data, whatever is given."""
+    """A scale that the caller passes is ignored; scales are computed from the data."""
     return replace(
         oracle, quantize_queries=lambda p, batch, _: oracle.quantize_queries(p, batch, None)
     )
@@ -66,7 +66,7 @@ def a_given_query_scale_is_ignored(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.STRIDE, *WRITTEN)
 def heads_of_a_query_share_a_scale(oracle: Oracle) -> Oracle:
-    """All heads of a token have the scale of the largest."""
+    """All heads of a token get the largest of their scales."""
 
     def of_token(x: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.repeat(scale_of(x).max(axis=1, keepdims=True), x.shape[1], axis=1)
@@ -76,7 +76,7 @@ def heads_of_a_query_share_a_scale(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.RANGE, *WRITTEN, akin="vllm#42956")
 def large_queries_become_nan(oracle: Oracle) -> Oracle:
-    """Codes of queries do not saturate."""
+    """Numbers of queries that are too large for e4m3 become NaN; they do not saturate."""
 
     def not_saturating(x: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.uint8]:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -87,7 +87,7 @@ def large_queries_become_nan(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.RANGE, *WRITTEN)
 def infinite_queries_saturate(oracle: Oracle) -> Oracle:
-    """An infinite number of a query becomes the largest one, and its answer a plausible one."""
+    """Infinite numbers of queries saturate; the code is the largest number instead of NaN."""
 
     def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
         codes, scales = oracle.quantize_queries(problem, batch, scale)
@@ -99,13 +99,13 @@ def infinite_queries_saturate(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.PRECISION, *WRITTEN)
 def subnormal_queries_are_flushed(oracle: Oracle) -> Oracle:
-    """Numbers of queries below 2^-126 are zeros."""
+    """Subnormal numbers of queries, below 2^-126, become zeros."""
     return _with(oracle, "to_float32", flushed)
 
 
 @kernel_fault(FaultClass.ROPE, "S-3", "S-12", *WRITTEN)
 def draft_queries_are_rotated_by_index(oracle: Oracle) -> Oracle:
-    """Nodes of a tree are rotated by their place in the step, not by their depth."""
+    """Queries of a tree are rotated by their index in the row, not by their depth."""
 
     def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
         chain = replace(problem, mask=Mask.CAUSAL, max_draft_tokens=0)
@@ -116,7 +116,7 @@ def draft_queries_are_rotated_by_index(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.TRUNCATED, *WRITTEN)
 def query_lines_past_1024_are_not_quantized(oracle: Oracle) -> Oracle:
-    """A launch covers 1024 pairs of token and head."""
+    """Only the first 1024 pairs of token and head are quantized; later codes are 0."""
 
     def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
         codes, scales = oracle.quantize_queries(problem, batch, scale)
@@ -128,7 +128,7 @@ def query_lines_past_1024_are_not_quantized(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.ROPE, "S-12", *WRITTEN)
 def queries_are_quantized_before_they_are_rotated(oracle: Oracle) -> Oracle:
-    """The step's queries are quantized as they come."""
+    """Queries are quantized without being rotated."""
     return replace(
         oracle,
         quantize_queries=lambda problem, batch, scale: oracle.quantize_queries(

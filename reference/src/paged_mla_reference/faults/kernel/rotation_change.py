@@ -1,4 +1,4 @@
-"""Changes of a rotation that faults are made of."""
+"""Changes of a rotation from which faults are built."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Call = Callable[[Problem, Batch, CacheImage], Result]  # of an oracle
 
 
 def _turned(x: NDArray[Any], by: Positions, rope: Rope) -> NDArray[Any]:
-    """Rotate `by` so many positions, without yarn's magnitude."""
+    """Rotate `x` by the positions `by`, without YaRN's magnitude."""
     yarn = rope.yarn and replace(rope.yarn, mscale=rope.yarn.mscale_all_dim)
     return rotate(widen(x), by, replace(rope, yarn=yarn)).astype(x.dtype)
 
 
 def _further(field: str, by: Distances) -> Callable[[Problem, Batch], Batch]:
-    """Return what rotates `field` of a batch so many positions more."""
+    """Return a change of a batch that rotates its `field` by additional positions."""
 
     def turned(problem: Problem, batch: Batch) -> Batch:
         if problem.rope is None:
@@ -43,17 +43,17 @@ def _further(field: str, by: Distances) -> Callable[[Problem, Batch], Batch]:
 
 
 def rotating_further(oracle: Oracle, by: Distances) -> Oracle:
-    """Rotate queries so many positions more."""
+    """Return an oracle that rotates queries by additional positions."""
     return with_batch(oracle, _further("q_pe", by))
 
 
 def storing_further(oracle: Oracle, by: Distances) -> Oracle:
-    """Rotate keys so many positions more when they are stored."""
+    """Return an oracle that rotates keys by additional positions when they are stored."""
     return appending(oracle, _further("k_pe", by))
 
 
 def placed(oracle: Oracle, place: Callable[[Batch, Positions], Positions]) -> Oracle:
-    """Rotate queries and keys at other positions."""
+    """Return an oracle that rotates queries and keys by other positions."""
 
     def by(problem: Problem, batch: Batch) -> Positions:
         positions = RIGHT.metadata(problem, batch).positions
@@ -63,7 +63,7 @@ def placed(oracle: Oracle, place: Callable[[Batch, Positions], Positions]) -> Or
 
 
 def with_rope(oracle: Oracle, change: Callable[[Rope], Rope]) -> Oracle:
-    """Rotate queries and keys by another rope."""
+    """Return an oracle that rotates queries and keys with another rope."""
 
     def other(problem: Problem) -> Problem:
         return problem if problem.rope is None else replace(problem, rope=change(problem.rope))
@@ -73,14 +73,14 @@ def with_rope(oracle: Oracle, change: Callable[[Rope], Rope]) -> Oracle:
 
 
 def with_yarn(oracle: Oracle, change: Callable[[Yarn], Yarn]) -> Oracle:
-    """Rotate queries and keys by another yarn, where there is one."""
+    """Return an oracle that rotates queries and keys with another YaRN, if the rope has one."""
     return with_rope(
         oracle, lambda rope: replace(rope, yarn=None if rope.yarn is None else change(rope.yarn))
     )
 
 
 def _rotated(call: Call[Result], field: str, rotation: Rotation) -> Call[Result]:
-    """Return the call with `field` rotated in another way."""
+    """Return the call with `field` rotated by another function."""
 
     def rotated(problem: Problem, batch: Batch, image: CacheImage) -> Result:
         if problem.rope is None:
@@ -94,17 +94,17 @@ def _rotated(call: Call[Result], field: str, rotation: Rotation) -> Call[Result]
 
 
 def rotating_queries(oracle: Oracle, rotation: Rotation) -> Oracle:
-    """Rotate queries in another way."""
+    """Return an oracle that rotates queries by another function."""
     return replace(oracle, attend=_rotated(oracle.attend, "q_pe", rotation))
 
 
 def rotating_keys(oracle: Oracle, rotation: Rotation) -> Oracle:
-    """Rotate keys in another way when they are stored."""
+    """Return an oracle that rotates keys by another function when they are stored."""
     return replace(oracle, append=_rotated(oracle.append, "k_pe", rotation))
 
 
 def rotating(oracle: Oracle, rotation: Rotation) -> Oracle:
-    """Rotate queries and keys in another way."""
+    """Return an oracle that rotates queries and keys by another function."""
     return rotating_keys(rotating_queries(oracle, rotation), rotation)
 
 

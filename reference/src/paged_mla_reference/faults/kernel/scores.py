@@ -1,4 +1,4 @@
-"""Wrong numbers: scales, lse, ranges, precision, layouts."""
+"""Faults of numbers: scales, lse, ranges, precision and layouts."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ SCORED = ("S-5", "S-7")
     cites="sglang#26203 ollama#13893 Megatron-LM#1429 maxtext#1370 mobius#548",
 )
 def scale_of_the_absorbed_width(oracle: Oracle) -> Oracle:
-    """The scale is (R + P) ** -0.5."""
+    """The softmax scale is (R + P) ** -0.5."""
     return with_problem(oracle, lambda p: replace(p, softmax_scale=p.dims.cached_dim**-0.5))
 
 
 @kernel_fault(FaultClass.SCALE, *SCORED, cites="sglang#26203")
 def scale_is_omitted(oracle: Oracle) -> Oracle:
-    """Scores are not scaled."""
+    """The softmax scale is 1."""
     return with_problem(oracle, lambda p: replace(p, softmax_scale=1.0))
 
 
 @kernel_fault(FaultClass.SCALE, *SCORED, cites="maxtext#3138")
 def scale_is_applied_twice(oracle: Oracle) -> Oracle:
-    """Scores are scaled by the square of the scale."""
+    """The softmax scale is applied twice."""
     return with_problem(oracle, lambda p: replace(p, softmax_scale=p.softmax_scale**2))
 
 
@@ -55,7 +55,7 @@ def scale_is_applied_twice(oracle: Oracle) -> Oracle:
     cites="TensorRT-LLM#19112 maxtext#3138 transformers#47435 Megatron-LM#3698 aiter#5405",
 )
 def scale_is_derived_from_the_dims(oracle: Oracle) -> Oracle:
-    """The scale is (N + P) ** -0.5, whatever the caller says."""
+    """The softmax scale is always (N + P) ** -0.5; the caller's scale is ignored."""
     return with_problem(
         oracle,
         lambda p: replace(
@@ -66,7 +66,7 @@ def scale_is_derived_from_the_dims(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.SCALE, *SCORED, "S-19", akin="Megatron-LM#3698 aiter#5405")
 def scale_is_picked_from_a_list(oracle: Oracle) -> Oracle:
-    """A kernel is built for scales of 0.3 and 1; for any other the scale is (N + P) ** -0.5."""
+    """Only the softmax scales 0.3 and 1 are used; any other becomes (N + P) ** -0.5."""
 
     def picked(problem: Problem) -> float:
         width = problem.dims.qk_nope_head_dim + problem.dims.qk_rope_head_dim
@@ -78,19 +78,19 @@ def scale_is_picked_from_a_list(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.SCALE, *SCORED)
 def small_scales_are_raised(oracle: Oracle) -> Oracle:
-    """No scale is below 1/100."""
+    """Softmax scales below 0.01 are raised to 0.01."""
     return with_problem(oracle, lambda p: replace(p, softmax_scale=max(p.softmax_scale, 0.01)))
 
 
 @kernel_fault(FaultClass.SCALE, *SCORED)
 def large_scales_are_cut(oracle: Oracle) -> Oracle:
-    """No scale is above 2."""
+    """Softmax scales above 2 are reduced to 2."""
     return with_problem(oracle, lambda p: replace(p, softmax_scale=min(p.softmax_scale, 2.0)))
 
 
 @kernel_fault(FaultClass.SCALE, *SCORED, akin="mobius#548", through=with_batch)
 def rope_part_is_not_scaled(problem: Problem, batch: Batch) -> Batch:
-    """Only the part without rotation is scaled."""
+    """The softmax scale is not applied to the rotated part of scores."""
     return replace(batch, q_pe=round_to(widen(batch.q_pe) / problem.softmax_scale, "float32"))
 
 
@@ -100,7 +100,7 @@ def _scale_of_plain_cache(problem: Problem) -> float:
 
 @kernel_fault(FaultClass.SCALE, *SCORED, cites="vllm#37054 sglang#18396")
 def plain_caches_take_a_k_scale(oracle: Oracle) -> Oracle:
-    """Keys of a plain cache are multiplied by the layer's scale."""
+    """The layer's scale is applied to keys although the cache format has no scales."""
     return with_problem(
         oracle, lambda p: replace(p, softmax_scale=p.softmax_scale * _scale_of_plain_cache(p))
     )
@@ -108,7 +108,7 @@ def plain_caches_take_a_k_scale(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.SCALE, "S-5", cites="vllm#37054")
 def plain_caches_take_a_v_scale(oracle: Oracle) -> Oracle:
-    """Values of a plain cache are multiplied by the layer's scale."""
+    """The layer's scale is applied to values although the cache format has no scales."""
     return answering(
         oracle,
         lambda p, _, a: Output(a.out * a.out.dtype.type(_scale_of_plain_cache(p)), a.lse),
@@ -117,7 +117,7 @@ def plain_caches_take_a_v_scale(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.SCALE, "S-10", cites="sglang#34765 sglang#28144")
 def plain_caches_are_written_scaled(oracle: Oracle) -> Oracle:
-    """The writer divides by the layer's scale, which no reader applies."""
+    """The append divides latents by the layer's scale although the cache format has no scales."""
     return appending(
         oracle, lambda p, b: replace(b, ckv=b.ckv / b.ckv.dtype.type(_scale_of_plain_cache(p)))
     )
@@ -127,7 +127,7 @@ def plain_caches_are_written_scaled(oracle: Oracle) -> Oracle:
 def short_rows_take_another_kernel(
     problem: Problem, query: Array, keys: Array, rounding: Rounding
 ) -> QueryAnswer:
-    """Queries that see fewer than 16 keys are not scaled."""
+    """For queries that see fewer than 16 keys, the softmax scale is 1."""
     scale = 1.0 if len(keys) < 16 else problem.softmax_scale
     return attend_one(replace(problem, softmax_scale=scale), query, keys, rounding)
 
@@ -136,7 +136,7 @@ def short_rows_take_another_kernel(
 def values_are_as_wide_as_keys(
     problem: Problem, query: Array, keys: Array, rounding: Rounding
 ) -> QueryAnswer:
-    """Values are the last R columns of a key, its rotated part among them."""
+    """Values are the last R columns of a key, which include its rotated part."""
     _, lse, scores, values = attend_one(problem, query, keys, rounding)
     width = problem.dims.kv_lora_rank
     moved = attend_one(
@@ -147,7 +147,7 @@ def values_are_as_wide_as_keys(
 
 @kernel_fault(FaultClass.LSE, "S-7", cites="vllm#28840 vllm#43919 vllm#47079")
 def lse_in_base_2(oracle: Oracle) -> Oracle:
-    """Lse is a base-2 logarithm."""
+    """The lse is a base-2 logarithm."""
     return answering(oracle, lambda _p, _b, a: Output(a.out, a.lse / np.float32(np.log(2))))
 
 
@@ -155,7 +155,7 @@ def lse_in_base_2(oracle: Oracle) -> Oracle:
 def lse_of_low_scores_is_the_highest(
     problem: Problem, query: Array, keys: Array, rounding: Rounding
 ) -> QueryAnswer:
-    """The logarithm of a sum is not added to a highest score below -3."""
+    """If the highest score is below -3, the lse is the highest score."""
     out, lse, bounds, values = attend_one(problem, query, keys, rounding)
     highest = (problem.softmax_scale * (query @ keys.T)).max(axis=1)  # [H]
     return out, np.where(highest < -3, highest, lse), bounds, values
@@ -165,7 +165,7 @@ def lse_of_low_scores_is_the_highest(
     FaultClass.LSE, "S-7", cites="sglang#40903 sglang#35045 vllm#52796", through=answering
 )
 def lse_in_base_2_on_extend_rows(_p: Problem, batch: Batch, answer: Output) -> Output:
-    """Rows of several tokens answer with a base-2 logarithm, decode rows do not."""
+    """The lse of rows of several tokens is a base-2 logarithm; that of decode rows is in nats."""
     answer.lse[of_rows(batch, batch.query_lens > 1)] /= np.float32(np.log(2))
     return answer
 
@@ -174,7 +174,7 @@ def lse_in_base_2_on_extend_rows(_p: Problem, batch: Batch, answer: Output) -> O
 def lse_maximum_is_not_scaled(
     problem: Problem, query: Array, keys: Array, rounding: Rounding
 ) -> QueryAnswer:
-    """The maximum inside lse is that of unscaled scores."""
+    """The lse contains the maximum of the scores without the softmax scale."""
     out, lse, scores, values = attend_one(problem, query, keys, rounding)
     highest: Array = (query @ keys.T).max(axis=1)  # [H]
     return out, lse + (1 - problem.softmax_scale) * highest, scores, values
@@ -184,7 +184,7 @@ def lse_maximum_is_not_scaled(
 def lse_is_the_maximum(
     problem: Problem, query: Array, keys: Array, rounding: Rounding
 ) -> QueryAnswer:
-    """Lse leaves out the logarithm of the sum."""
+    """The lse is the highest score, without the logarithm of the sum."""
     out, _, scores, values = attend_one(problem, query, keys, rounding)
     highest: Array = (query @ keys.T).max(axis=1)  # [H]
     return out, problem.softmax_scale * highest, scores, values
@@ -192,13 +192,13 @@ def lse_is_the_maximum(
 
 @kernel_fault(FaultClass.RANGE, "S-5", "S-6", "S-7", cites="flashinfer#4401 flashinfer#4267")
 def scores_below_a_sentinel_are_masked(oracle: Oracle) -> Oracle:
-    """Queries whose scores all lie below -5e4 are taken for masked ones."""
+    """Queries with an lse below -5e4 are treated as masked."""
     return answering(oracle, lambda _p, _b, answer: masked_below_a_sentinel(answer))
 
 
 @kernel_fault(FaultClass.PRECISION, "S-7", cites="vllm@TRITON_MLA")
 def lse_in_bfloat16(oracle: Oracle) -> Oracle:
-    """Lse is stored with 8 bits of precision."""
+    """The lse is rounded to bfloat16."""
     return answering(
         oracle,
         lambda _p, _b, a: Output(a.out, widen(round_to(a.lse, "bfloat16")).astype(np.float32)),
@@ -207,7 +207,7 @@ def lse_in_bfloat16(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.PRECISION, "S-7", cites="FastDeploy#5541")
 def lse_in_float16(oracle: Oracle) -> Oracle:
-    """Lse is stored with 11 bits of precision."""
+    """The lse is rounded to float16."""
     return answering(
         oracle,
         lambda _p, _b, a: Output(a.out, widen(round_to(a.lse, "float16")).astype(np.float32)),
@@ -216,20 +216,20 @@ def lse_in_float16(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.PRECISION, *SCORED, cites="sglang@decode_attention", through=with_batch)
 def queries_in_fp8(_: Problem, batch: Batch) -> Batch:
-    """Queries are rounded to e4m3 on the way in."""
+    """Queries are rounded to e4m3 before attention."""
     q_nope, q_pe = (decode(encode(x)) for x in (batch.q_nope, batch.q_pe))
     return replace(batch, q_nope=q_nope, q_pe=q_pe)
 
 
 @kernel_fault(FaultClass.LAYOUT, "S-7", "S-6", cites="vllm@FLASH_ATTN_MLA vllm@FLASHMLA")
 def lse_is_heads_by_tokens(oracle: Oracle) -> Oracle:
-    """Lse is laid out [H, T] and read as [T, H]."""
+    """The lse is stored as [H, T] and read as [T, H]."""
     return answering(oracle, lambda _p, _b, a: Output(a.out, a.lse.T.reshape(a.lse.shape)))
 
 
 @kernel_fault(FaultClass.LAYOUT, "S-5", "S-6", cites="vllm@FLASHMLA flashinfer#2856")
 def out_is_heads_by_tokens(oracle: Oracle) -> Oracle:
-    """Out is laid out [H, T, R] and read as [T, H, R]."""
+    """The output is stored as [H, T, R] and read as [T, H, R]."""
     return answering(
         oracle, lambda _p, _b, a: Output(a.out.transpose(1, 0, 2).reshape(a.out.shape), a.lse)
     )
@@ -237,6 +237,6 @@ def out_is_heads_by_tokens(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.LAYOUT, *SCORED, cites="vllm#47779 aiconfigurator#1258", through=answering)
 def heads_past_the_64th_are_not_served(_p: Problem, _b: Batch, answer: Output) -> Output:
-    """Head counts are rounded down to those of a captured layer."""
+    """Heads after the first 64 get an output of 0."""
     answer.out[:, 64:] = 0
     return answer

@@ -1,4 +1,4 @@
-"""What is right on a small scale: tables, counters and buffers that end somewhere."""
+"""Faults that show only at large sizes: tables, counters and buffers that are too small."""
 
 from __future__ import annotations
 
@@ -22,62 +22,62 @@ from paged_mla_reference.faults.kernel.change import (
 from paged_mla_reference.oracle import Oracle
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
-READ = ("S-4", "S-5", "S-7")  # how wrong keys show
-LOST = ("S-5", "S-6")  # how a missing answer shows
+READ = ("S-4", "S-5", "S-7")  # rules that detect wrong keys
+LOST = ("S-5", "S-6")  # rules that detect missing outputs
 
 
 def _ending(oracle: Oracle, keys: Callable[[Problem], int]) -> Oracle:
-    """Drop the keys of every row past so many."""
+    """Return an oracle that reads only the first `keys(problem)` keys of every row."""
     return seeing(oracle, lambda problem, _b, _r, seen: only_before(seen, keys(problem)))
 
 
 @kernel_fault(FaultClass.TRUNCATED, *READ, akin="vllm-ascend#14464")
 def keys_past_4096_are_dropped(oracle: Oracle) -> Oracle:
-    """A buffer holds 4096 keys of a row."""
+    """The kernel reads only the first 4096 keys of a row."""
     return _ending(oracle, lambda _: 4096)
 
 
 @kernel_fault(FaultClass.TRUNCATED, *READ, akin="vllm-deepseek-v4-sm89#46")
 def keys_past_16384_are_dropped(oracle: Oracle) -> Oracle:
-    """A buffer holds 16384 keys of a row."""
+    """The kernel reads only the first 16384 keys of a row."""
     return _ending(oracle, lambda _: 16384)
 
 
 @kernel_fault(FaultClass.TRUNCATED, *READ, cites="tpu-inference#2756 sglang-jax#1649")
 def keys_past_32767_are_dropped(oracle: Oracle) -> Oracle:
-    """Indices of keys are kept in 16 bits with a sign."""
+    """The kernel reads only the first 32767 keys of a row, as with signed 16-bit indices."""
     return _ending(oracle, lambda _: 32767)
 
 
 @kernel_fault(FaultClass.TRUNCATED, "S-1", *READ)
 def only_512_table_entries_are_read(oracle: Oracle) -> Oracle:
-    """Of a row's table 512 columns are kept, whatever the block size."""
+    """The kernel reads only the first 512 block table entries of a row."""
     return _ending(oracle, lambda problem: 512 * problem.block_size)
 
 
 @kernel_fault(FaultClass.OFFSET, "S-1", "S-9", *READ, through=with_batch)
 def table_columns_keep_16_bits(_: Problem, batch: Batch) -> Batch:
-    """Of a row's 65537th block the first one is read again."""
+    """Block table columns keep only 16 bits: block 65536 of a row is read as its block 0."""
     columns = np.arange(batch.block_table.shape[1]) % 2**16
     return replace(batch, block_table=batch.block_table[:, columns])
 
 
 @kernel_fault(FaultClass.TRUNCATED, *READ, akin="vllm-ascend#14464", through=seeing)
 def keys_of_many_pairs_end_at_4096(problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
-    """A buffer holds 4096 keys of a row, where its queries and heads are more than 128 pairs."""
+    """Rows with more than 128 pairs of query and head see only their first 4096 keys."""
     many = len(seen) * problem.dims.num_heads > 128
     return only_before(seen, 4096) if many else seen
 
 
 @kernel_fault(FaultClass.TRUNCATED, *LOST, akin="flashinfer#3125 sglang#34947")
 def queries_past_512_are_not_answered(oracle: Oracle) -> Oracle:
-    """A launch covers 512 query tokens of a batch."""
+    """Query tokens after the first 512 of a batch get no output."""
     return forgetting(oracle, lambda batch: np.arange(batch.num_tokens) >= 512)
 
 
 @kernel_fault(FaultClass.TRUNCATED, *LOST, akin="kern#3")
 def rows_past_256_are_not_answered(oracle: Oracle) -> Oracle:
-    """A launch covers 256 rows."""
+    """Rows after the first 256 get no output."""
     return forgetting(
         oracle, lambda b: np.arange(b.num_tokens) >= b.cu_seqlens_q[min(256, b.num_rows)]
     )
@@ -85,14 +85,14 @@ def rows_past_256_are_not_answered(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.TRUNCATED, *LOST, through=forgetting)
 def rows_past_the_last_full_group_are_not_served(batch: Batch) -> NDArray[np.bool_]:
-    """Of four rows and more, those past the last full group of four get no answer."""
+    """With more than four rows, rows after the last full group of four get no output."""
     rows = batch.num_rows
     return of_rows(batch, np.arange(rows) >= (rows // 4 * 4 or rows))
 
 
 @kernel_fault(FaultClass.TRUNCATED, "S-1", "S-3", "S-10")
 def rows_past_256_are_not_planned(oracle: Oracle) -> Oracle:
-    """Plans and appends derive no positions and no slots for rows past the first 256."""
+    """Rows after the first 256 get positions of 0 and no slots."""
 
     def metadata(problem: Problem, batch: Batch) -> Metadata:
         right = oracle.metadata(problem, batch)
@@ -106,7 +106,7 @@ def rows_past_256_are_not_planned(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.OFFSET, "S-1", "S-6", "S-9", *READ, through=with_batch)
 def row_numbers_keep_8_bits(_: Problem, batch: Batch) -> Batch:
-    """Row 256 takes the table and the length of row 0."""
+    """Row indices keep only 8 bits: row 256 uses the block table and the length of row 0."""
     rows = np.arange(batch.num_rows) % 256
     return replace(batch, block_table=batch.block_table[rows], seq_lens=batch.seq_lens[rows])
 
@@ -115,14 +115,14 @@ def row_numbers_keep_8_bits(_: Problem, batch: Batch) -> Batch:
 def tokens_past_512_are_not_written(
     _p: Problem, _b: Batch, slots: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """A launch covers 512 tokens of an append."""
+    """The append writes only the first 512 tokens of a batch."""
     slots[512:] = -1
     return slots
 
 
 @kernel_fault(FaultClass.OFFSET, *LOST, akin="vllm#45373 sglang#20389", through=answering)
 def token_heads_wrap_at_2_14(_p: Problem, _b: Batch, answer: Output) -> Output:
-    """The number of a token's head keeps 14 bits: late answers are written over early ones."""
+    """Indices of token and head keep only 14 bits: late outputs overwrite early outputs."""
     out = answer.out.reshape(-1, answer.out.shape[-1])  # [T * H, R]
     wrapped = np.zeros_like(out)
     wrapped[np.arange(len(out)) % 2**14] = out
@@ -131,7 +131,7 @@ def token_heads_wrap_at_2_14(_p: Problem, _b: Batch, answer: Output) -> Output:
 
 @kernel_fault(FaultClass.POSITION, "S-3", akin="llama.cpp#19724")
 def positions_keep_16_bits(oracle: Oracle) -> Oracle:
-    """Position 65536 of a plan is 0 again."""
+    """The positions of a plan keep only 16 bits: position 65536 is 0."""
 
     def metadata(problem: Problem, batch: Batch) -> Metadata:
         right = oracle.metadata(problem, batch)
@@ -142,7 +142,7 @@ def positions_keep_16_bits(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.LENGTH, "S-1", "S-3", akin="llama.cpp#19724")
 def planned_lengths_keep_16_bits(oracle: Oracle) -> Oracle:
-    """A plan takes a row of 65536 tokens for a padded one."""
+    """The lengths of a plan keep only 16 bits: a row of 65536 tokens is treated as padding."""
 
     def metadata(problem: Problem, batch: Batch) -> Metadata:
         return oracle.metadata(problem, replace(batch, seq_lens=batch.seq_lens % 2**16))

@@ -1,4 +1,4 @@
-"""Wrong splits of a row's keys: boundaries, weights, splits that should not count."""
+"""Faults of splits of a row's keys: boundaries, weights, and splits that should not count."""
 
 from __future__ import annotations
 
@@ -37,22 +37,25 @@ def _with_keys(oracle: Oracle, change: Callable[[Array], Array]) -> Oracle:
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", cites="vllm-flash-attention#142")
 def the_key_between_splits_counts_twice(oracle: Oracle) -> Oracle:
-    """Splits of 512 keys share the one at their boundary."""
+    """Two splits of 512 keys both count the key at their boundary."""
     return _with_keys(oracle, lambda keys: np.vstack([keys, keys[511:512]]))
 
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", akin="flash-attention#1325")
 def the_last_split_is_dropped(oracle: Oracle) -> Oracle:
-    """Keys past the last full split of 512 are lost, where there is one."""
+    """In rows of more than 512 keys, keys after the last full split of 512 keys are dropped."""
     return _with_keys(oracle, lambda keys: keys[: len(keys) // 512 * 512 or len(keys)])
 
 
-TILE = 64  # keys of a split, where a row has as many splits as tiles
+TILE = 64  # keys of a split, if a row has as many splits as tiles
 SPLIT = 1024  # keys of a split of long rows
 
 
 def _of_splits(oracle: Oracle, count: int, change: Callable[[Array, int], Array]) -> Oracle:
-    """Change the keys of queries that see `count` tiles, given where the last tile starts."""
+    """Return an oracle that changes the keys of queries that see `count` tiles.
+
+    `change` takes the keys and the index of the last tile's first key.
+    """
 
     def changed(keys: Array) -> Array:
         last = (count - 1) * TILE
@@ -71,7 +74,7 @@ def _doubled(keys: Array, last: int) -> Array:
 
 @kernel_fault(FaultClass.PARTIAL, "S-8", "S-11", through=_with_keys)
 def splits_of_no_numbers_are_empty(keys: Array) -> Array:
-    """A split whose scores are all NaN has no highest one, and is taken for one without keys."""
+    """A split of 64 keys that are all NaN is treated as a split without keys."""
     splits = np.split(keys, range(TILE, len(keys), TILE))
     kept = [split for split in splits if not np.isnan(split).any(axis=1).all()]
     return np.vstack(kept) if kept else keys
@@ -79,43 +82,43 @@ def splits_of_no_numbers_are_empty(keys: Array) -> Array:
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_5_splits_is_dropped(oracle: Oracle) -> Oracle:
-    """A merge of five splits leaves out the last."""
+    """A merge of five splits omits the last split."""
     return _of_splits(oracle, 5, _dropped)
 
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_7_splits_counts_twice(oracle: Oracle) -> Oracle:
-    """A merge of seven splits takes the last for the missing eighth too."""
+    """A merge of seven splits counts the last split twice."""
     return _of_splits(oracle, 7, _doubled)
 
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_9_splits_is_dropped(oracle: Oracle) -> Oracle:
-    """A merge of nine splits ends with the eighth."""
+    """A merge of nine splits omits the last split."""
     return _of_splits(oracle, 9, _dropped)
 
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_11_splits_counts_twice(oracle: Oracle) -> Oracle:
-    """A merge of eleven splits takes the last again."""
+    """A merge of eleven splits counts the last split twice."""
     return _of_splits(oracle, 11, _doubled)
 
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_13_splits_is_dropped(oracle: Oracle) -> Oracle:
-    """A merge of thirteen splits ends with the twelfth."""
+    """A merge of thirteen splits omits the last split."""
     return _of_splits(oracle, 13, _dropped)
 
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_16_splits_is_dropped(oracle: Oracle) -> Oracle:
-    """A merge of sixteen splits ends with the fifteenth."""
+    """A merge of sixteen splits omits the last split."""
     return _of_splits(oracle, 16, _dropped)
 
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", through=_with_keys)
 def a_lone_last_split_is_dropped(keys: Array) -> Array:
-    """Splits of 1024 keys are joined in pairs, and the last of an odd number from 3 on is lost."""
+    """If a row has an odd number of splits of 1024 keys, from 3 on, the last is dropped."""
     splits = blocks_of(len(keys), SPLIT)
     return keys[: (splits - 1) * SPLIT] if splits > 1 and splits % 2 else keys
 
@@ -132,7 +135,7 @@ def a_lone_last_split_is_dropped(keys: Array) -> Array:
 def empty_splits_are_merged(
     problem: Problem, query: Array, keys: Array, rounding: Rounding
 ) -> QueryAnswer:
-    """Queries that see fewer keys than a tile also merge a split that holds zeros."""
+    """Queries that see fewer than 64 keys also merge an empty split with lse 0 and output 0."""
     out, lse, scores, values = attend_one(problem, query, keys, rounding)
     if len(keys) >= TILE:
         return out, lse, scores, values
@@ -144,7 +147,7 @@ def empty_splits_are_merged(
 def splits_that_a_query_does_not_see_weigh_one_key(
     problem: Problem, batch: Batch, answer: Output
 ) -> Output:
-    """A split of 1024 keys of which a query sees none weighs as one key of score 0 and value 0."""
+    """A split of 1024 keys that a query does not see counts as one key of score 0 and value 0."""
     for span, seen in zip(query_spans(batch), visibility(problem, batch), strict=True):
         starts = np.arange(0, seen.shape[1], SPLIT)
         unseen = np.sum(~np.logical_or.reduceat(seen, starts, axis=1), axis=1)  # [q]
@@ -156,7 +159,10 @@ def splits_that_a_query_does_not_see_weigh_one_key(
 
 
 def _by_splits(oracle: Oracle, join: Callable[[Array, Array], tuple[Array, Array]]) -> Oracle:
-    """Join the answers of splits of 1024 keys, out [n, H, R] and lse [n, H], in another way."""
+    """Return an oracle that merges splits of 1024 keys by another function.
+
+    `join` takes the partial results, out [n, H, R] and lse [n, H].
+    """
 
     def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
         whole = attend_one(problem, query, keys, rounding)
@@ -172,7 +178,7 @@ def _by_splits(oracle: Oracle, join: Callable[[Array, Array], tuple[Array, Array
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", through=_by_splits)
 def light_splits_are_skipped(outs: Array, lses: Array) -> tuple[Array, Array]:
-    """A split of 1024 keys whose lse is more than 3 below the highest is left out."""
+    """A split of 1024 keys is omitted if its lse is more than 3 below the highest lse."""
     highest = lses.max(axis=0)
     weights = np.where(lses < highest - 3, 0, np.exp(lses - highest))
     total = weights.sum(axis=0)
@@ -182,7 +188,7 @@ def light_splits_are_skipped(outs: Array, lses: Array) -> tuple[Array, Array]:
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", through=_by_splits)
 def small_rises_are_not_rescaled(outs: Array, lses: Array) -> tuple[Array, Array]:
-    """A split of 1024 keys that raises the maximum by at most 6 leaves earlier sums unscaled."""
+    """If a split of 1024 keys raises the maximum by at most 6, earlier sums are not rescaled."""
     out, highest, total = outs[0], lses[0], np.ones_like(lses[0])
     for split, lse in zip(outs[1:], lses[1:], strict=True):
         rise = np.maximum(lse - highest, 0)
@@ -197,7 +203,10 @@ def small_rises_are_not_rescaled(outs: Array, lses: Array) -> tuple[Array, Array
 def _in_halves(
     oracle: Oracle, join: Callable[[QueryAnswer, list[QueryAnswer]], Array], *, past: int = 256
 ) -> Oracle:
-    """Join the answers of both halves of more than `past` keys, given the right one too."""
+    """Return an oracle that merges the two halves of more than `past` keys by `join`.
+
+    `join` takes the right result and the results of both halves, and returns out.
+    """
 
     def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
         whole = attend_one(problem, query, keys, rounding)
@@ -211,13 +220,13 @@ def _in_halves(
 
 @kernel_fault(FaultClass.SPLIT, "S-5", "S-20", akin="attention-gym#205")
 def splits_are_summed_unweighted(oracle: Oracle) -> Oracle:
-    """Halves of rows past 256 keys are averaged, whatever they weigh."""
+    """If a query sees more than 256 keys, the results of two halves are averaged unweighted."""
     return _in_halves(oracle, lambda _, halves: (halves[0][0] + halves[1][0]) / 2)
 
 
 @kernel_fault(FaultClass.PRECISION, "S-5", "S-20", cites="flashinfer#5107")
 def split_partials_are_rounded(oracle: Oracle) -> Oracle:
-    """Halves of rows past 256 keys are kept in float16 until they are merged."""
+    """If a query sees more than 256 keys, partial results are rounded to float16."""
     return _in_halves(oracle, _of_rounded_halves)
 
 
@@ -229,7 +238,7 @@ def _of_rounded_halves(whole: QueryAnswer, halves: list[QueryAnswer]) -> Array:
 
 @kernel_fault(FaultClass.PRECISION, "S-5", "S-20")
 def partials_of_many_pairs_are_rounded(oracle: Oracle) -> Oracle:
-    """Rows of more than 512 pairs of query and head keep halves of over 1024 keys in float16."""
+    """In rows of more than 512 pairs, the halves of over 1024 keys are rounded to float16."""
     rounded = _in_halves(oracle, _of_rounded_halves, past=SPLIT)
 
     def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
@@ -254,7 +263,7 @@ def partials_of_many_pairs_are_rounded(oracle: Oracle) -> Oracle:
 def rows_of_several_splits_are_written_over_row_0(
     _p: Problem, batch: Batch, answer: Output
 ) -> Output:
-    """The merge of splits of 256 keys has batch stride 0, so that other rows get nothing."""
+    """Rows of more than 256 keys write their output over row 0, and get an output of 0."""
     out = answer.out.copy()
     for row, span in enumerate(query_spans(batch)):
         if batch.seq_lens[row] > 256 and span.start:
@@ -267,7 +276,7 @@ def rows_of_several_splits_are_written_over_row_0(
     FaultClass.SPLIT, "S-5", "S-7", "S-8", cites="sglang#40903 sglang#35045 flashinfer#4547"
 )
 def chunks_join_their_context_in_another_base(oracle: Oracle) -> Oracle:
-    """Rows of several tokens merge their context's base-2 lse with the natural one of the step."""
+    """In rows of several tokens, the context's lse is in base 2 and the step's in nats."""
     context = seeing(oracle, lambda _, b, row, seen: only_before(seen, context_of(b, row)))
     own = seeing(
         oracle, lambda _, b, row, seen: seen & (np.arange(seen.shape[1]) >= context_of(b, row))

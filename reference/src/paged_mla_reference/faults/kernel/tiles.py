@@ -1,4 +1,4 @@
-"""Wrong keys at the edges of tiles, in long rows, in short chunks, and in drafts."""
+"""Faults of visible keys at the edges of tiles, in long rows, short chunks and drafts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rows_of_21_modulo_32_lose_their_last_key(_p: Problem, _b: Batch, _r: int, se
 
 @kernel_fault(FaultClass.LENGTH, *READ, through=seeing)
 def long_rows_are_cut_into_five_equal_parts(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
-    """A row of more than 2048 keys loses the last ones, the remainder of its length by five."""
+    """A row of more than 2048 keys loses its last keys, up to a multiple of five."""
     keys = seen.shape[1]
     return only_before(seen, keys // 5 * 5) if keys > 2048 else seen
 
@@ -28,7 +28,7 @@ def long_rows_are_cut_into_five_equal_parts(_p: Problem, _b: Batch, _r: int, see
 def queries_past_512_of_a_chunk_see_nothing(
     _p: Problem, batch: Batch, row: int, seen: Seen
 ) -> Seen:
-    """Queries past the first 512 of a row that has a context see nothing."""
+    """In rows with a context, queries after the first 512 see no keys."""
     if not context_of(batch, row):
         return seen
     return seen & (np.arange(len(seen)) < 512)[:, None]
@@ -36,7 +36,7 @@ def queries_past_512_of_a_chunk_see_nothing(
 
 @kernel_fault(FaultClass.TRUNCATED, *READ_EMPTY, through=seeing)
 def short_contexts_are_not_read(_p: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
-    """Rows of several queries do not see a context of fewer than 64 keys."""
+    """Rows of several queries do not see their context if it has fewer than 64 keys."""
     context = context_of(batch, row)
     if len(seen) < 2 or context >= 64:
         return seen
@@ -47,7 +47,7 @@ def short_contexts_are_not_read(_p: Problem, batch: Batch, row: int, seen: Seen)
 def the_first_query_of_a_tile_does_not_see_itself(
     problem: Problem, batch: Batch, row: int, seen: Seen
 ) -> Seen:
-    """Queries 256, 512 and so on of a causal row do not see their own key."""
+    """In causal rows, queries 256, 512, 768, ... do not see their own keys."""
     if problem.mask is not Mask.CAUSAL or not seen.size:
         return seen
     first = np.arange(256, len(seen), 256)
@@ -60,7 +60,7 @@ def the_first_query_of_a_tile_does_not_see_itself(
 def non_causal_rows_end_with_their_query_tile(
     problem: Problem, batch: Batch, row: int, seen: Seen
 ) -> Seen:
-    """Without a causal mask a tile of 32 queries sees no key behind that of its last query."""
+    """Without a causal mask, a tile of 32 queries sees no key after its last query's key."""
     if problem.mask is not Mask.NON_CAUSAL:
         return seen
     end = context_of(batch, row) + (np.arange(len(seen)) // 32 + 1) * 32
@@ -69,7 +69,7 @@ def non_causal_rows_end_with_their_query_tile(
 
 @kernel_fault(FaultClass.CAUSAL, "S-19", *READ, through=seeing)
 def short_chunks_are_not_masked(problem: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
-    """Causal rows of 2 to 6 queries behind a context see the whole row."""
+    """In causal rows of 2 to 6 queries after a context, every query sees the whole row."""
     causal = problem.mask is Mask.CAUSAL
     chosen = causal and 2 <= len(seen) <= 6 and context_of(batch, row)
     return np.ones_like(seen) if chosen else seen
@@ -77,7 +77,7 @@ def short_chunks_are_not_masked(problem: Problem, batch: Batch, row: int, seen: 
 
 @kernel_fault(FaultClass.CAUSAL, "S-14", *READ, through=seeing)
 def only_the_last_key_tile_is_masked(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
-    """Queries see all keys of their row that lie before its last tile of 128."""
+    """The mask is applied only to the last tile of 128 keys of a row."""
     keys = seen.shape[1]
     unmasked: Seen = np.arange(keys) < (keys - 1) // 128 * 128
     return seen | unmasked
@@ -87,7 +87,7 @@ def only_the_last_key_tile_is_masked(_p: Problem, _b: Batch, _r: int, seen: Seen
 def the_first_keys_of_a_tree_are_taken_for_context(
     problem: Problem, _b: Batch, _r: int, seen: Seen
 ) -> Seen:
-    """The first 32 keys of a row with a tree mask are seen by all of its queries."""
+    """With a tree mask, all queries of a row see its first 32 keys."""
     if problem.mask is not Mask.TREE:
         return seen
     return seen | (np.arange(seen.shape[1]) < 32)
@@ -95,7 +95,7 @@ def the_first_keys_of_a_tree_are_taken_for_context(
 
 @kernel_fault(FaultClass.SIBLING, "S-14", *READ, through=seeing)
 def drafts_past_a_key_tile_are_chains(problem: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
-    """Draft nodes behind the next edge of a tile of 64 keys are masked as those of a chain."""
+    """After the next multiple of 64 keys, draft nodes are masked as those of a chain."""
     context = context_of(batch, row)
     edge = (context // 64 + 1) * 64
     if problem.mask is not Mask.TREE or edge >= seen.shape[1]:

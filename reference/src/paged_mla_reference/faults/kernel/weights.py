@@ -1,4 +1,4 @@
-"""Weights of 16 bits that are rounded worse than they have to be: what S-22 alone sees."""
+"""Faults of 16-bit weights with unnecessary rounding errors, which only S-22 detects."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RULES = ("S-22",)
 
 
 def _weighing(oracle: Oracle, weigh: Callable[[Array, str], Array]) -> Oracle:
-    """Weigh values by other numbers than rounded weights.
+    """Return an oracle that computes the weights of values by another function.
 
-    The change takes scores [H, K] and the problem's dtype. It returns the weights of values over
-    the sum of weights.
+    `weigh` takes scores [H, K] and the problem's dtype. It returns the weights of values divided
+    by the sum of weights.
     """
 
     def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
@@ -34,37 +34,37 @@ def _weighing(oracle: Oracle, weigh: Callable[[Array, str], Array]) -> Oracle:
 
 
 def _rounded_below(scores: Array, peak: Array, dtype: str) -> Array:
-    """Return weights relative to `peak`, rounded, over the sum of weights as they were."""
+    """Return weights relative to `peak`, rounded, divided by the sum of unrounded weights."""
     weights = np.exp(scores - peak)
     return np.asarray(widen(round_to(weights, dtype)) / weights.sum(axis=1, keepdims=True))
 
 
 @kernel_fault(FaultClass.PRECISION, *RULES, through=_weighing)
 def the_peak_is_raised_to_a_power_of_two(scores: Array, dtype: str) -> Array:
-    """Weights are relative to the next power of two above the largest, and rounded to 16 bits."""
+    """Weights are relative to the next power of two above the largest before rounding."""
     peak = np.ceil(scores.max(axis=1, keepdims=True) / np.log(2)) * np.log(2)
     return _rounded_below(scores, peak, dtype)
 
 
 @kernel_fault(FaultClass.PRECISION, *RULES, through=_weighing)
 def weights_are_rounded_before_the_peak_is_divided_out(scores: Array, dtype: str) -> Array:
-    """Weights are relative to the highest score of all heads, and rounded to 16 bits."""
+    """Weights are relative to the highest score of all heads when they are rounded to 16 bits."""
     own = scores.max(axis=1, keepdims=True)
-    # Further apart than 8, heads of float16 would lose weights, which other rules see.
+    # A difference above 8 would lose weights of float16, which other rules detect.
     peak = np.minimum(scores.max(), own + 8)
     return _rounded_below(scores, peak, dtype)
 
 
 @kernel_fault(FaultClass.PRECISION, *RULES, through=_weighing)
 def weights_are_rounded_once_divided_by_their_sum(scores: Array, dtype: str) -> Array:
-    """Weights are divided by their sum in float32, and rounded to 16 bits behind that."""
+    """Weights are divided by their sum in float32 before they are rounded to 16 bits."""
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return widen(round_to(weights / weights.sum(axis=1, keepdims=True), dtype))
 
 
 @kernel_fault(FaultClass.PRECISION, *RULES, through=_weighing)
 def weights_are_cut_off(scores: Array, dtype: str) -> Array:
-    """Weights become numbers of 16 bits by rounding towards 0; the largest is 1."""
+    """Weights are rounded to 16 bits toward zero."""
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     nearest = round_to(weights, dtype)
     below = np.nextafter(nearest, np.zeros((), nearest.dtype))

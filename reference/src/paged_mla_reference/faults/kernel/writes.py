@@ -1,4 +1,4 @@
-"""Wrong writes to the cache: where nothing belongs, and not where something does."""
+"""Faults of writes to the cache: missing writes, and writes to wrong slots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Slots = NDArray[np.int64]
 
 @kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#39444", through=writing)
 def padding_writes_slot_0(_p: Problem, _b: Batch, slots: Slots) -> Slots:
-    """The slots of padding are 0, not -1."""
+    """Padding has slot 0 instead of -1, so that a padded token is written to slot 0."""
     padding = np.flatnonzero(slots < 0)
     if 0 not in slots:
         slots[padding[:1]] = 0
@@ -38,7 +38,7 @@ def padding_writes_slot_0(_p: Problem, _b: Batch, slots: Slots) -> Slots:
 
 @kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#43810 vllm#43869", through=writing)
 def slot_minus_one_is_the_last(problem: Problem, _b: Batch, slots: Slots) -> Slots:
-    """Slot -1 wraps around to the end of the cache."""
+    """A token with slot -1 is written to the last slot of the cache."""
     last = problem.num_blocks * problem.block_size - 1
     if last not in slots:
         slots[np.flatnonzero(slots < 0)[:1]] = last
@@ -53,7 +53,7 @@ def slot_minus_one_is_the_last(problem: Problem, _b: Batch, slots: Slots) -> Slo
     through=writing,
 )
 def padded_rows_write_through_their_tables(problem: Problem, batch: Batch, slots: Slots) -> Slots:
-    """A padded row with a token writes it to the first block of its table."""
+    """A token of a padded row is written to the first block of the row's block table."""
     for row in np.flatnonzero((batch.seq_lens == 0) & (batch.query_lens > 0)).tolist():
         block = int(batch.block_table[row, 0])
         if 0 <= block < problem.num_blocks and block * problem.block_size not in slots:
@@ -63,14 +63,14 @@ def padded_rows_write_through_their_tables(problem: Problem, batch: Batch, slots
 
 @kernel_fault(FaultClass.WRITE, "S-10", cites="MoE-Infinity#195 lucebox#555", through=writing)
 def the_last_token_is_not_written(_p: Problem, _b: Batch, slots: Slots) -> Slots:
-    """The step's last live token is dropped."""
+    """The last token of the step that has a slot is not written."""
     slots[np.flatnonzero(slots >= 0)[-1:]] = -1
     return slots
 
 
 @kernel_fault(FaultClass.WRITE, "S-10", akin="1bit-MONSTER#686", through=writing)
 def the_first_token_of_a_chunk_is_not_written(_p: Problem, batch: Batch, slots: Slots) -> Slots:
-    """Rows of several tokens leave out their first."""
+    """In rows of several tokens, the first token is not written."""
     starts = batch.cu_seqlens_q[:-1][batch.query_lens > 1]
     slots[starts] = -1
     return slots
@@ -78,7 +78,7 @@ def the_first_token_of_a_chunk_is_not_written(_p: Problem, batch: Batch, slots: 
 
 @kernel_fault(FaultClass.WRITE, "S-10", cites="1bit-MONSTER#686", through=writing)
 def only_the_first_token_is_written(_p: Problem, batch: Batch, slots: Slots) -> Slots:
-    """Rows of several tokens keep one latent."""
+    """Only the first token of each row is written."""
     kept = np.full_like(slots, -1)
     starts = batch.cu_seqlens_q[:-1][batch.query_lens > 0]
     kept[starts] = slots[starts]
@@ -87,7 +87,7 @@ def only_the_first_token_is_written(_p: Problem, batch: Batch, slots: Slots) -> 
 
 @kernel_fault(FaultClass.WRITE, "S-10", cites="tt-metal#55742", through=writing)
 def an_odd_batch_leaves_out_its_last_row(_p: Problem, batch: Batch, slots: Slots) -> Slots:
-    """Rows are written in pairs, and the last of an odd number from 3 on is not."""
+    """If a batch has an odd number of rows, from 3 on, its last row is not written."""
     if batch.num_rows % 2 and batch.num_rows > 1:
         slots[batch.cu_seqlens_q[-2] :] = -1
     return slots
@@ -97,7 +97,7 @@ def an_odd_batch_leaves_out_its_last_row(_p: Problem, batch: Batch, slots: Slots
     FaultClass.CONTINUATION, "S-1", "S-10", cites="tt-metal#55630 pypto-lib#160", through=writing
 )
 def chunks_are_written_to_the_first_blocks(problem: Problem, batch: Batch, slots: Slots) -> Slots:
-    """A continued chunk starts at column 0 of its table."""
+    """Rows of several tokens are written from the row's first block, over their context."""
     for row in np.flatnonzero((batch.query_lens > 1) & (batch.seq_lens > 0)).tolist():
         first, last = batch.cu_seqlens_q[row : row + 2].tolist()
         index = np.arange(last - first)
@@ -106,7 +106,10 @@ def chunks_are_written_to_the_first_blocks(problem: Problem, batch: Batch, slots
 
 
 def _planned(oracle: Oracle, change: Callable[[Problem, Batch, Metadata], None]) -> Oracle:
-    """Change what a plan derives, in place; what names no slots is written by it."""
+    """Return an oracle with a changed plan, which batches without slot_mapping also write by.
+
+    `change` takes the problem, the batch and the plan, and changes the plan in place.
+    """
 
     def metadata(problem: Problem, batch: Batch) -> Metadata:
         plan = oracle.metadata(problem, batch)
@@ -119,7 +122,7 @@ def _planned(oracle: Oracle, change: Callable[[Problem, Batch, Metadata], None])
 
 @kernel_fault(FaultClass.TRUNCATED, "S-1", "S-3", "S-10", through=_planned)
 def rows_far_past_the_mean_length_are_not_planned(_: Problem, batch: Batch, plan: Metadata) -> None:
-    """A plan covers each row by the tiles of 16 tokens that one of mean query length needs."""
+    """A plan omits tokens of a row after the tiles of 16 that the mean row of the step needs."""
     mean = -(-int(batch.cu_seqlens_q[-1]) // max(batch.num_rows, 1))
     covered = -(-mean // 16) * 16
     for span in query_spans(batch):
@@ -128,7 +131,7 @@ def rows_far_past_the_mean_length_are_not_planned(_: Problem, batch: Batch, plan
 
 @kernel_fault(FaultClass.PAGE, "S-1", "S-10", through=_planned)
 def slots_run_on_past_a_block(problem: Problem, batch: Batch, plan: Metadata) -> None:
-    """The slots of a row of at most 47 tokens run on from its first one's, past the block's end."""
+    """In rows of at most 47 tokens, slots are consecutive even past the end of a block."""
     for span in query_spans(batch):
         slots = plan.slot_mapping[span]
         if 0 < len(slots) <= 47 and slots[0] >= 0:
@@ -138,7 +141,7 @@ def slots_run_on_past_a_block(problem: Problem, batch: Batch, plan: Metadata) ->
 
 @kernel_fault(FaultClass.WRITE, "S-1", "S-10", through=_planned)
 def decode_tokens_stay_in_the_block_before(problem: Problem, batch: Batch, plan: Metadata) -> None:
-    """A single new token is written to the block of the token before it."""
+    """The new token of a decode row is written to the block of the token before it."""
     size = problem.block_size
     for row in np.flatnonzero((batch.query_lens == 1) & (batch.seq_lens > 1)).tolist():
         context = np.array([context_of(batch, row)])
@@ -150,7 +153,7 @@ def decode_tokens_stay_in_the_block_before(problem: Problem, batch: Batch, plan:
 def long_chunks_are_written_from_the_edge_of_their_block(
     problem: Problem, batch: Batch, plan: Metadata
 ) -> None:
-    """Rows of more than 121 new tokens are written from where their first block starts."""
+    """Rows of more than 121 new tokens are written from the start of their first block."""
     size = problem.block_size
     for row in np.flatnonzero((batch.query_lens > 121) & (batch.seq_lens > 0)).tolist():
         span, context = query_spans(batch)[row], context_of(batch, row)
@@ -160,7 +163,7 @@ def long_chunks_are_written_from_the_edge_of_their_block(
 
 @kernel_fault(FaultClass.WRITE, "S-10", through=writing)
 def rows_without_a_first_slot_are_not_written(_p: Problem, batch: Batch, slots: Slots) -> Slots:
-    """A row whose first token has no slot is not written at all."""
+    """If the first token of a row has no slot, no token of the row is written."""
     for span in query_spans(batch):
         if (slots[span][:1] < 0).any():
             slots[span] = -1
@@ -169,7 +172,7 @@ def rows_without_a_first_slot_are_not_written(_p: Problem, batch: Batch, slots: 
 
 @kernel_fault(FaultClass.WRITE, "S-1", "S-10", cites="onnxruntime-genai#2354", through=writing)
 def slots_are_one_late(problem: Problem, batch: Batch, slots: Slots) -> Slots:
-    """Tokens of decode rows are written one slot further on."""
+    """The token of a decode row is written one slot too late."""
     moved = of_rows(batch, batch.query_lens == 1) & (slots >= 0)
     moved &= slots % problem.block_size < problem.block_size - 1
     slots[moved] += 1
@@ -178,7 +181,7 @@ def slots_are_one_late(problem: Problem, batch: Batch, slots: Slots) -> Slots:
 
 @kernel_fault(FaultClass.WRITE, "S-10", akin="LMCache#4921", through=writing)
 def skipped_tokens_shift_the_others(_p: Problem, _b: Batch, slots: Slots) -> Slots:
-    """Slots of -1 are squeezed out, and the tokens are not."""
+    """Slots of -1 are removed from the slots, so that later tokens get wrong slots."""
     kept = slots[slots >= 0]
     out = np.full_like(slots, -1)
     out[: len(kept)] = kept
@@ -187,7 +190,7 @@ def skipped_tokens_shift_the_others(_p: Problem, _b: Batch, slots: Slots) -> Slo
 
 @kernel_fault(FaultClass.WRITE, "S-10", akin="LMCache#4921")
 def named_slots_are_ignored(oracle: Oracle) -> Oracle:
-    """Slots are derived although the batch names them."""
+    """slot_mapping is ignored; slots are derived from the block table."""
 
     def change(problem: Problem, batch: Batch, _: Slots) -> Slots:
         derived = slots_to_write(oracle, problem, replace(batch, slot_mapping=None))
@@ -201,7 +204,7 @@ def named_slots_are_ignored(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.WRITE, "S-10", cites="1Cat-vLLM#162")
 def k_pe_is_not_written(oracle: Oracle) -> Oracle:
-    """Only the latent half of a row is stored."""
+    """Rotated keys are not written, only latents."""
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         slots = slots_to_write(oracle, problem, batch)
@@ -215,7 +218,10 @@ def k_pe_is_not_written(oracle: Oracle) -> Oracle:
 
 
 def _clearing(oracle: Oracle, cleared: Callable[[Problem, Slots], Slots]) -> Oracle:
-    """Zero more slots than are written, given those that are."""
+    """Return an oracle whose append also zeroes other slots.
+
+    `cleared` takes the problem and the written slots, and returns the slots to zero.
+    """
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         written = oracle.append(problem, batch, image)
@@ -230,20 +236,20 @@ def _clearing(oracle: Oracle, cleared: Callable[[Problem, Slots], Slots]) -> Ora
 
 @kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#52709", through=_clearing)
 def the_rest_of_the_block_is_cleared(problem: Problem, slots: Slots) -> Slots:
-    """A write zeroes the slot of its block that follows."""
+    """A write also zeroes the next slot of its block."""
     return slots[(slots + 1) % problem.block_size > 0] + 1
 
 
 @kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#52709", through=_clearing)
 def fresh_blocks_are_cleared_past_their_end(problem: Problem, slots: Slots) -> Slots:
-    """Taking a block into use zeroes the first slot of the next one."""
+    """A write to the first slot of a block also zeroes the first slot of the next block."""
     found: Slots = slots[slots % problem.block_size == 0] + problem.block_size
     return np.minimum(found, (problem.num_blocks - 1) * problem.block_size)
 
 
 @kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#43152")
 def append_writes_its_inputs(oracle: Oracle) -> Oracle:
-    """Keys are changed in place on their way to the cache."""
+    """The append changes its input k_pe in place."""
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         written = oracle.append(problem, batch, image)
@@ -254,7 +260,7 @@ def append_writes_its_inputs(oracle: Oracle) -> Oracle:
 
 
 def _storing(oracle: Oracle, change: Callable[[Problem, NDArray[Any]], NDArray[Any]]) -> Oracle:
-    """Store other values, in ckv and in k_pe."""
+    """Return an oracle whose append stores changed values of ckv and k_pe."""
     return appending(
         oracle,
         lambda p, b: replace(b, ckv=change(p, b.ckv), k_pe=change(p, b.k_pe)),
@@ -263,26 +269,26 @@ def _storing(oracle: Oracle, change: Callable[[Problem, NDArray[Any]], NDArray[A
 
 @kernel_fault(FaultClass.WRITE, "S-10", through=_storing)
 def negative_zero_loses_its_sign(_: Problem, x: NDArray[Any]) -> NDArray[Any]:
-    """What is stored was added to 0."""
-    with np.errstate(invalid="ignore"):  # signalling NaN
+    """Negative zeros are stored as positive zeros."""
+    with np.errstate(invalid="ignore"):  # signaling NaN
         return np.where(x == 0, x.dtype.type(0), x)
 
 
 @kernel_fault(FaultClass.WRITE, "S-10")
 def signalling_nan_becomes_quiet(oracle: Oracle) -> Oracle:
-    """What is stored was converted to a wider type and back."""
+    """Signaling NaNs are stored as quiet NaNs."""
     return _storing(oracle, lambda p, x: round_to(widen(x), p.dtype))
 
 
 @kernel_fault(FaultClass.WRITE, "S-10")
 def nan_is_stored_as_0(oracle: Oracle) -> Oracle:
-    """Latents that are no number become 0."""
+    """NaN is stored as 0."""
     return _storing(oracle, lambda _, x: np.where(np.isnan(x), x.dtype.type(0), x))
 
 
 @kernel_fault(FaultClass.PRECISION, "S-10", akin="flashinfer#5107")
 def rows_are_stored_in_bfloat16(oracle: Oracle) -> Oracle:
-    """Stored rows keep 8 bits of precision."""
+    """Stored latents and rotated keys are rounded to bfloat16."""
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         slots = slots_to_write(oracle, problem, batch)

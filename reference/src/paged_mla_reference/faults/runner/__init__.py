@@ -1,1 +1,1 @@
-"""Faults of runners: each wraps a right runner and changes some of its calls."""
+"""Faults of runners: each wraps a right runner and changes some of its methods."""

@@ -1,4 +1,4 @@
-"""Runners that replay what the first step had: sizes, lengths and tables, as captured graphs do."""
+"""Runners that reuse sizes, lengths or tables of the first step, as captured graphs do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paged_mla_shared.problem import Batch, Output, Problem
 
 
 def _cut(batch: Batch, longest: int) -> Batch:
-    """Return a step with rows of at most `longest` tokens, or of their queries alone."""
+    """Return a step with rows of at most `longest` keys, but at least as many as their queries."""
     lengths = np.maximum(
         np.minimum(batch.seq_lens, longest), np.where(batch.seq_lens > 0, batch.query_lens, 0)
     )
@@ -29,12 +29,12 @@ def _cut(batch: Batch, longest: int) -> Batch:
 
 @runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="vllm@trtllm_mla transformers#45323")
 class TheLongestRowIsThatOfTheFirstStep(ForwardingRunner):
-    """The maximum length recorded at capture bounds every later row."""
+    """The maximum length of the first step limits the rows of every later step."""
 
     longest: int | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Cut rows to the first step's longest."""
+        """Limit rows to the length of the first step's longest row."""
         if self.longest is None:
             self.longest = int(batch.seq_lens.max(initial=1))
         return self.inner.attend(_cut(batch, max(self.longest, 1)))
@@ -42,12 +42,12 @@ class TheLongestRowIsThatOfTheFirstStep(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, *SHOWS)
 class SplitsAreCountedInTheFirstStep(ForwardingRunner):
-    """Rows end with the splits of 1024 keys that the first step's longest row needed."""
+    """Rows are limited to the splits of 1024 keys that the first step's longest row needed."""
 
     splits: int | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Cut rows to whole splits."""
+        """Limit rows to the splits of the first step."""
         if self.splits is None:
             self.splits = blocks_of(int(batch.seq_lens.max(initial=1)), 1024)
         return self.inner.attend(_cut(batch, max(self.splits, 1) * 1024))
@@ -55,12 +55,12 @@ class SplitsAreCountedInTheFirstStep(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="rtp-llm#1181 vllm#36492")
 class LengthsAreThoseOfTheFirstStep(ForwardingRunner):
-    """Lengths recorded at capture stay, where the batch is as large."""
+    """The lengths of the first step limit rows of later steps with the same number of rows."""
 
     first: NDArray[np.int32] | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Take the first step's lengths, none longer than what is cached."""
+        """Use the first step's lengths, but at most the cached ones."""
         if self.first is None:
             self.first = batch.seq_lens.copy()
         if len(self.first) == len(batch.seq_lens):
@@ -71,12 +71,12 @@ class LengthsAreThoseOfTheFirstStep(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="tokenspeed#840")
 class AnIdleCaptureStaysEmpty(ForwardingRunner):
-    """A schedule recorded over padded rows alone stays empty."""
+    """If the first step has only padded rows, later steps get an empty output."""
 
     idle: bool | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Answer no row after an idle first step."""
+        """Return an empty output after an idle first step."""
         if self.idle is None:
             self.idle = not batch.seq_lens.any()
         answer = self.inner.attend(batch)
@@ -87,12 +87,12 @@ class AnIdleCaptureStaysEmpty(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="sglang#28569")
 class RowsPastTheFirstStepsAreNotServed(ForwardingRunner):
-    """The number of rows recorded at capture bounds every later batch."""
+    """The number of rows of the first step limits every later step."""
 
     rows: int | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Leave later rows unanswered."""
+        """Return an empty output for later rows."""
         self.rows = batch.num_rows if self.rows is None else self.rows
         answer = self.inner.attend(batch)
         if batch.num_rows > self.rows:
@@ -102,7 +102,7 @@ class RowsPastTheFirstStepsAreNotServed(ForwardingRunner):
 
 
 def _unanswered_past(answer: Output, batch: Batch, count: int) -> Output:
-    """Return the answer, nothing in it past the first `count` queries of a row."""
+    """Return the output, emptied after the first `count` queries of each row."""
     for span in query_spans(batch):
         answer.out[span][count:] = 0
         answer.lse[span][count:] = -np.inf
@@ -111,12 +111,12 @@ def _unanswered_past(answer: Output, batch: Batch, count: int) -> Output:
 
 @runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="sglang#30805", akin="vllm#45227")
 class QueriesPastTheFirstStepsAreNotServed(ForwardingRunner):
-    """Counters are sized for the query tokens that a row of the first step has."""
+    """The largest number of query tokens of a row of the first step limits later steps."""
 
     longest: int | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Leave later tokens of a row unanswered."""
+        """Return an empty output for later tokens of a row."""
         if self.longest is None:
             self.longest = int(batch.query_lens.max(initial=1))
         return _unanswered_past(self.inner.attend(batch), batch, self.longest)
@@ -124,12 +124,12 @@ class QueriesPastTheFirstStepsAreNotServed(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, *SHOWS)
 class QueryTilesAreCountedInTheFirstStep(ForwardingRunner):
-    """Queries of a row end with the tiles of 32 that the first step's longest needed."""
+    """Queries of a row are limited to the tiles of 32 that the first step's rows needed."""
 
     tiles: int | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Leave later tiles unanswered."""
+        """Return an empty output for later tiles."""
         if self.tiles is None:
             self.tiles = blocks_of(int(batch.query_lens.max(initial=1)), 32)
         return _unanswered_past(self.inner.attend(batch), batch, max(self.tiles, 1) * 32)
@@ -137,12 +137,12 @@ class QueryTilesAreCountedInTheFirstStep(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="sglang#21987 sglang#27545 ATOM#1391")
 class QueryLengthsAreThoseOfTheFirstStep(ForwardingRunner):
-    """A step with as many tokens and rows is cut into the queries of the first one."""
+    """Later steps with equally many tokens and rows use the query lengths of the first step."""
 
     ends: NDArray[np.int32] | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Cut the tokens where the first step did."""
+        """Use the first step's prefix sums of queries."""
         if self.ends is None:
             self.ends = batch.cu_seqlens_q.copy()
         alike = len(self.ends) == len(batch.cu_seqlens_q)
@@ -154,12 +154,12 @@ class QueryLengthsAreThoseOfTheFirstStep(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, *SHOWS, cites="sglang#26655 vllm#35175 rtp-llm#1259")
 class TheTableIsThatOfTheFirstStep(ForwardingRunner):
-    """A block table reallocated after capture is not seen, where it is large enough."""
+    """Later steps use the block table of the first step, if it is large enough."""
 
     table: NDArray[np.int32] | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Read through the first step's table."""
+        """Read keys through the first step's table."""
         if self.table is None:
             self.table = batch.block_table.copy()
         blocks = -(-batch.seq_lens // self.problem.block_size)
@@ -177,12 +177,12 @@ class TheTableIsThatOfTheFirstStep(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, *SHOWS, "S-1")
 class TheWidthOfTheTableIsThatOfTheFirstStep(ForwardingRunner):
-    """Every step's table is read by the width of the first one's."""
+    """The block table of every step is read with the width of the first step's table."""
 
     width: int | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Look for rows of the table at the first step's distance."""
+        """Read rows of the table with the first step's stride."""
         rows, width = batch.block_table.shape
         if self.width is None:
             self.width = width
@@ -193,7 +193,7 @@ class TheWidthOfTheTableIsThatOfTheFirstStep(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, "S-17", "S-10", cites="tokenspeed#667 TensorRT-LLM#17110")
 class WriteSlotsAreThoseOfTheFirstStep(ForwardingRunner):
-    """Slots baked in at capture are written again, where as many tokens come."""
+    """Later steps with equally many tokens write the slots of the first step."""
 
     slots: NDArray[np.int64] | None = None
 
@@ -208,12 +208,12 @@ class WriteSlotsAreThoseOfTheFirstStep(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, "S-17", "S-10", cites="TensorRT-LLM#17110")
 class ReplayedAppendsServeOneToken(ForwardingRunner):
-    """In a replay, rows of several tokens are written where those of the first step were."""
+    """In later steps, rows of several tokens are written to slots of the first step."""
 
     slots: NDArray[np.int64] | None = None
 
     def append(self, batch: Batch) -> None:
-        """Take the first step's slots for tokens of longer rows."""
+        """Use the first step's slots for tokens of rows of several tokens."""
         slots = self.inner.plan(batch).slot_mapping.copy()
         if self.slots is None:
             self.slots = slots
@@ -228,7 +228,7 @@ class ReplayedAppendsServeOneToken(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, "S-11", "S-17")
 class QueryScalesAreThoseOfTheFirstStep(ForwardingRunner):
-    """The scale given at capture divides the queries of every later step."""
+    """The query scale of the first step is used in every later step."""
 
     steps = 0
     scale: float | None = None
@@ -236,7 +236,7 @@ class QueryScalesAreThoseOfTheFirstStep(ForwardingRunner):
     def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Take the first step's scale."""
+        """Use the first step's scale."""
         self.scale = self.scale if self.steps else scale
         self.steps += 1
         return self.inner.quantize_queries(batch, self.scale)
@@ -244,14 +244,14 @@ class QueryScalesAreThoseOfTheFirstStep(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, "S-11", "S-12", "S-17")
 class QueryPositionsAreThoseOfTheFirstStep(ForwardingRunner):
-    """Queries of 8 bits are rotated by the lengths recorded at capture."""
+    """8-bit queries are rotated by positions that follow the lengths of the first step."""
 
     lengths: NDArray[np.int32] | None = None
 
     def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Take the first step's lengths, none longer than what is cached."""
+        """Use the first step's lengths, but at most the cached ones."""
         if self.lengths is None:
             self.lengths = batch.seq_lens.copy()
         if len(self.lengths) == batch.num_rows:
@@ -262,7 +262,7 @@ class QueryPositionsAreThoseOfTheFirstStep(ForwardingRunner):
 
 
 class _WrongInReplay(ForwardingRunner):
-    """The first step is right; the steps after it have a fault of a kernel."""
+    """The first step is right; later steps have a fault of a kernel."""
 
     fault: Fault
     steps = 0
@@ -272,23 +272,23 @@ class _WrongInReplay(ForwardingRunner):
         self.wrong = ReferenceRunner(problem, self.fault.change(RIGHT))
 
     def load_cache(self, image: CacheImage) -> None:
-        """Load into both."""
+        """Load into both runners."""
         self.inner.load_cache(image)
         self.wrong.load_cache(image)
 
     def append(self, batch: Batch) -> None:
-        """Append to both."""
+        """Append with both runners."""
         self.inner.append(batch)
         self.wrong.append(batch)
 
     def attend(self, batch: Batch) -> Output:
-        """Ask the wrong one from the second step on."""
+        """Use the wrong runner from the second step on."""
         self.steps += 1
         return (self.inner if self.steps == 1 else self.wrong).attend(batch)
 
 
 @runner_fault(FaultClass.CAUSAL, *SHOWS, cites="tokenspeed#258 tokenspeed#260 tokenspeed#616")
 class ReplaysAreNotCausal(_WrongInReplay):
-    """A graph of several query tokens was captured without a causal mask."""
+    """Steps after the first one are computed without a causal mask."""
 
     fault = visibility.the_future_is_seen

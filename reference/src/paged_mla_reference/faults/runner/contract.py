@@ -1,4 +1,4 @@
-"""Runners that are wrong in what they accept, keep apart or hand out."""
+"""Runners that break the backend protocol: accepted input, shared state, returned arrays."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, MaskSpelling, Metadata, Output, Problem
 
-SCALED = ("S-11", "S-17", "S-10", "S-5", "S-7", "S-1", "S-21")  # how a wrong cache scale shows
-REFUSED = ("S-1", "S-2", "S-14")  # rules of the errors group
+SCALED = ("S-11", "S-17", "S-10", "S-5", "S-7", "S-1", "S-21")  # detect a wrong cache scale
+REFUSED = ("S-1", "S-2", "S-14")  # rules of the group of bad inputs
 
-_MOST_BLOCKS = 4096  # of a cache that is small enough to be read and written whole
+_MOST_BLOCKS = 4096  # of a cache that is read and written as a whole
 
 
 @runner_fault(FaultClass.VALIDATION, *REFUSED, cites="flashinfer#3176 vllm#32628")
 class BadInputIsSwallowed(ForwardingRunner):
-    """Errors become silence."""
+    """Plans and appends accept bad input without an error."""
 
     def append(self, batch: Batch) -> None:
-        """Refuse nothing."""
+        """Append, and ignore errors."""
         try:
             self.inner.append(batch)
         except ValueError:
             return
 
     def plan(self, batch: Batch) -> Metadata:
-        """Refuse nothing."""
+        """Plan, and return an empty plan after an error."""
         try:
             return self.inner.plan(batch)
         except ValueError:
@@ -48,10 +48,10 @@ class BadInputIsSwallowed(ForwardingRunner):
 
 @runner_fault(FaultClass.VALIDATION, *REFUSED, cites="flashinfer#3238")
 class CapacityIsNotChecked(ForwardingRunner):
-    """Batches larger than what was prepared are cut, not refused."""
+    """Batches larger than the prepared capacity are accepted without an error."""
 
     def plan(self, batch: Batch) -> Metadata:
-        """Refuse only what is not a matter of capacity."""
+        """Raise only errors that are not about capacity."""
         try:
             return self.inner.plan(batch)
         except ValueError as error:
@@ -62,24 +62,24 @@ class CapacityIsNotChecked(ForwardingRunner):
 
 @runner_fault(FaultClass.VALIDATION, *REFUSED, "S-8", "S-11", "S-21")
 class OptionalCallsRefuseNothing(ForwardingRunner):
-    """Layers, merges, gathered contexts and queries of 8 bits are not looked at."""
+    """Layers, merges, gathers and 8-bit queries accept bad input without an error."""
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Answer bad input with zeros."""
+        """Return zeros for bad input."""
         try:
             return self.inner.layer(batch)
         except ValueError:
             return Output(np.zeros_like(batch.step.q_nope), np.zeros(0, np.float32))
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Answer bad input with nothing."""
+        """Return empty arrays for bad input."""
         try:
             return self.inner.merge(partials)
         except ValueError:
             return Output(np.zeros((0, 0, 0), np.float32), np.zeros((0, 0), np.float32))
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Answer bad input with nothing."""
+        """Return empty arrays for bad input."""
         try:
             return self.inner.gather_context(batch)
         except ValueError:
@@ -88,7 +88,7 @@ class OptionalCallsRefuseNothing(ForwardingRunner):
     def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Answer bad input with nothing."""
+        """Return empty arrays for bad input."""
         try:
             return self.inner.quantize_queries(batch, scale)
         except ValueError:
@@ -97,10 +97,10 @@ class OptionalCallsRefuseNothing(ForwardingRunner):
 
 @runner_fault(FaultClass.VALIDATION, "S-21")
 class CapacityOfPrefillsIsNotChecked(ForwardingRunner):
-    """Prefills larger than what was prepared are answered with zeros."""
+    """Prefills larger than the prepared capacity return zeros without an error."""
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Refuse only what is not a matter of capacity."""
+        """Raise only errors that are not about capacity."""
         try:
             return self.inner.prefill(batch)
         except ValueError as error:
@@ -113,10 +113,10 @@ class CapacityOfPrefillsIsNotChecked(ForwardingRunner):
 
 @runner_fault(FaultClass.VALIDATION, *REFUSED)
 class PackedTreesAreNotLookedAt(ForwardingRunner):
-    """A packed mask is taken as it comes: blind nodes, and nodes that see later ones."""
+    """Packed masks are not validated: nodes may not see themselves, or may see later nodes."""
 
     def attend(self, batch: Batch) -> Output:
-        """Refuse only other masks."""
+        """Raise errors only about other masks."""
         try:
             return self.inner.attend(batch)
         except ValueError as error:
@@ -128,10 +128,10 @@ class PackedTreesAreNotLookedAt(ForwardingRunner):
 
 @runner_fault(FaultClass.VALIDATION, *REFUSED)
 class BadBatchesAreWrittenBeforeTheyAreRefused(ForwardingRunner):
-    """The cache is touched before a batch is looked at."""
+    """The cache is changed before a bad batch raises an error."""
 
     def append(self, batch: Batch) -> None:
-        """Spoil block 0, then refuse."""
+        """Change block 0, then raise the error."""
         try:
             self.inner.append(batch)
         except ValueError:
@@ -142,10 +142,10 @@ class BadBatchesAreWrittenBeforeTheyAreRefused(ForwardingRunner):
 
 @runner_fault(FaultClass.RANKS, "S-10", "S-18", akin="sglang@trtllm_mla_backend")
 class EveryRankWritesEverything(ForwardingRunner):
-    """The owner of a token is not asked for."""
+    """Every rank writes all tokens, also those that it does not own."""
 
     def append(self, batch: Batch) -> None:
-        """Write every live token."""
+        """Write every token to the slot derived from the table."""
         if batch.slot_mapping is not None:
             derived = self.inner.plan(batch).slot_mapping
             _, first = np.unique(derived, return_index=True)
@@ -157,7 +157,7 @@ class EveryRankWritesEverything(ForwardingRunner):
 
 @runner_fault(FaultClass.WRITE, "S-10")
 class RotatedNeighboursLoseOneBit(ForwardingRunner):
-    """With a rope an append stores whole blocks anew, and a key it was not given loses a bit."""
+    """An append that rotates keys changes one bit of a cached key of another token."""
 
     def append(self, batch: Batch) -> None:
         """Append, and change the last bit of a cached key of another token."""
@@ -173,10 +173,10 @@ class RotatedNeighboursLoseOneBit(ForwardingRunner):
 
 @runner_fault(FaultClass.PRECISION, "S-10", "S-11", "S-12")
 class RotatedKeysAreOneStepDown(ForwardingRunner):
-    """A kernel that rotates and rounds at once leaves each rotated key a step nearer to zero."""
+    """An append that rotates keys stores each element one rounding step nearer to zero."""
 
     def append(self, batch: Batch) -> None:
-        """Append, and take one from the codes of the step's rotated keys."""
+        """Append, and subtract one from the bits of the step's rotated keys."""
         self.inner.append(batch)
 
         def spoil(k_pe: NDArray[Any], is_written: NDArray[np.bool_]) -> None:
@@ -189,12 +189,12 @@ class RotatedKeysAreOneStepDown(ForwardingRunner):
 
 @runner_fault(FaultClass.PRECISION, "S-11", "S-12")
 class RotatedQueriesAreOneStepDown(ForwardingRunner):
-    """A kernel that rotates and quantizes at once leaves each code a step nearer to zero."""
+    """The codes of the rotated part of 8-bit queries are one step nearer to zero."""
 
     def quantize_queries(
         self, batch: Batch, scale: float | None = None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Quantize, and take one from the codes of what is rotated."""
+        """Quantize, and subtract one from the codes of the rotated part."""
         codes, scales = self.inner.quantize_queries(batch, scale)
         if self.problem.rope is not None:
             rotated = codes[..., self.problem.dims.kv_lora_rank :]
@@ -204,10 +204,10 @@ class RotatedQueriesAreOneStepDown(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, "S-9", "S-10", cites="tt-metal#41195")
 class AttentionWritesTheCache(ForwardingRunner):
-    """Scratch lies inside the cache: attending changes its first free byte."""
+    """Attention writes scratch data into the cache, in a block that no row uses."""
 
     def attend(self, batch: Batch) -> Output:
-        """Attend, and leave a mark in a block that no row uses."""
+        """Attend, and change a byte of a block that no row uses."""
         answer = self.inner.attend(batch)
         _mark_a_free_block(self.problem, self.inner, batch)
         return answer
@@ -215,10 +215,10 @@ class AttentionWritesTheCache(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, "S-10")
 class GatheringWritesTheCache(ForwardingRunner):
-    """Scratch lies inside the cache: reading it back changes its first free byte."""
+    """A gather writes scratch data into the cache, in a block that no row uses."""
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gather, and leave a mark in a block that no row uses."""
+        """Gather, and change a byte of a block that no row uses."""
         found = self.inner.gather_context(batch)
         _mark_a_free_block(self.problem, self.inner, batch)
         return found
@@ -230,7 +230,11 @@ def _spoil_rotated(
     batch: Batch,
     spoil: Callable[[NDArray[Any], NDArray[np.bool_]], None],
 ) -> None:
-    """Change keys [blocks, block_size, P], given where the step wrote, if there is a rope."""
+    """Change the cached rotated keys if there is a rope and the cache is small.
+
+    `spoil` takes the keys, [blocks, block_size, P], and the slots that the step wrote, bool
+    [blocks, block_size]. It changes the keys in place.
+    """
     layout = problem.layout
     if problem.rope is None or layout.num_blocks > _MOST_BLOCKS:
         return
@@ -251,7 +255,7 @@ def _mark_a_free_block(problem: Problem, inner: Runner, batch: Batch) -> None:
 
 @contextmanager
 def _every_block(problem: Problem, inner: Runner) -> Iterator[NDArray[np.uint8]]:
-    """Hand out a copy of all blocks, and load what has become of it."""
+    """Yield a copy of all blocks, and load the changed copy at the end of the context."""
     every = np.arange(problem.layout.num_blocks, dtype=np.int64)
     blocks = inner.read_cache(every).copy()
     yield blocks
@@ -260,24 +264,24 @@ def _every_block(problem: Problem, inner: Runner) -> Iterator[NDArray[np.uint8]]
 
 @runner_fault(FaultClass.STALE, "S-10")
 class TheImageBecomesTheCache(ForwardingRunner):
-    """What was loaded is kept as the cache itself, and appends write into the caller's array."""
+    """The runner uses the loaded array as its cache, and appends write into the caller's array."""
 
     image: CacheImage
 
     def load_cache(self, image: CacheImage) -> None:
-        """Keep the image."""
+        """Load the image, and keep it."""
         self.inner.load_cache(image)
         self.image = image
 
     def append(self, batch: Batch) -> None:
-        """Append to the image too."""
+        """Append, and write the cache into the image too."""
         self.inner.append(batch)
         self.image.blocks[...] = self.inner.read_cache(self.image.block_ids)
 
 
 @runner_fault(FaultClass.SCALE, "S-5", "S-7", "S-17")
 class TheScaleIsThatOfTheLastRunner(ForwardingRunner):
-    """The softmax scale is one of the process: the one of the problem that was prepared last."""
+    """All runners of the process use the softmax scale of the problem that was prepared last."""
 
     scale = 1.0
 
@@ -286,35 +290,35 @@ class TheScaleIsThatOfTheLastRunner(ForwardingRunner):
         type(self).scale = problem.softmax_scale
 
     def attend(self, batch: Batch) -> Output:
-        """Scale the queries from the own scale to that of the process."""
+        """Multiply the queries by the ratio of the process's scale to the runner's."""
         factor = batch.q_nope.dtype.type(self.scale / self.problem.softmax_scale)
         scaled = replace(batch, q_nope=batch.q_nope * factor, q_pe=batch.q_pe * factor)
         return self.inner.attend(scaled)
 
 
 class _TheCacheScaleIsThatOfTheProcess(ForwardingRunner):
-    """Caches with one scale are written and read by another one, which lies in the process."""
+    """Caches with one scale are written and read with a scale that the process shares."""
 
     scale = 1.0
 
     def append(self, batch: Batch) -> None:
-        """Scale what the right scale will divide."""
+        """Append latents and keys that are scaled so that the shared scale applies."""
         ckv, k_pe = (times(x, 1 / self._factor) for x in (batch.ckv, batch.k_pe))
         self.inner.append(replace(batch, ckv=ckv, k_pe=k_pe))
 
     def attend(self, batch: Batch) -> Output:
-        """Scale what meets latents, and their mean."""
+        """Attend with scaled queries, and scale the output."""
         q_nope, q_pe = (times(x, self._factor) for x in (batch.q_nope, batch.q_pe))
         answer = self.inner.attend(replace(batch, q_nope=q_nope, q_pe=q_pe))
         return Output(times(answer.out, self._factor), answer.lse)
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Scale what was read."""
+        """Gather, and scale the latents and keys."""
         ckv, k_pe = self.inner.gather_context(batch)
         return times(ckv, self._factor), times(k_pe, self._factor)
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Scale what meets latents and keys, which are written by the right scale."""
+        """Run the layer with scaled queries and weights."""
         step = replace(batch.step, q_pe=times(batch.step.q_pe, self._factor))
         weights = times(batch.kv_b_proj, self._factor)
         return self.inner.layer(replace(batch, step=step, kv_b_proj=weights))
@@ -327,18 +331,18 @@ class _TheCacheScaleIsThatOfTheProcess(ForwardingRunner):
 
 
 def times(array: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Return an array times a factor, of which 1 keeps every bit."""
+    """Return an array times a factor; a factor of 1 returns the array itself."""
     return array if factor == 1 else array * array.dtype.type(factor)
 
 
 def rounded_otherwise(answer: Output) -> Output:
-    """Return an answer whose elements are one float32 nearer to 0."""
+    """Return an output whose elements are one float32 nearer to zero."""
     return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
 
 
 @runner_fault(FaultClass.SCALE, *SCALED)
 class TheCacheScaleIsThatOfTheLastRunner(_TheCacheScaleIsThatOfTheProcess):
-    """The layer's scale is one of the process: the one of the problem that was prepared last."""
+    """All runners of the process use the layer's scale of the problem prepared last."""
 
     def __init__(self, problem: Problem, inner: Runner) -> None:
         super().__init__(problem, inner)
@@ -347,25 +351,25 @@ class TheCacheScaleIsThatOfTheLastRunner(_TheCacheScaleIsThatOfTheProcess):
 
 @runner_fault(FaultClass.SCALE, *SCALED)
 class TheCacheScaleIsThatOfTheLastWrite(_TheCacheScaleIsThatOfTheProcess):
-    """Whoever loads or appends leaves the scale of its layer where every runner reads it."""
+    """All runners of the process use the scale of the runner that last loaded or appended."""
 
     def load_cache(self, image: CacheImage) -> None:
-        """Load, and leave the own scale."""
+        """Load, and set the process's scale to the runner's."""
         type(self).scale = self.problem.cache_scale
         self.inner.load_cache(image)
 
     def append(self, batch: Batch) -> None:
-        """Append by the own scale, and leave it."""
+        """Append, and set the process's scale to the runner's."""
         type(self).scale = self.problem.cache_scale
         self.inner.append(batch)
 
 
 @runner_fault(FaultClass.PRECISION, "S-5")
 class LayersAnswerInFloat64(ForwardingRunner):
-    """What a layer hands on has the type of its sums, not of the problem."""
+    """A layer returns its output in float64 instead of the problem's dtype."""
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Widen the answer."""
+        """Return the output in float64."""
         answer = self.inner.layer(batch)
         return Output(answer.out.astype(np.float64), answer.lse)
 
@@ -374,10 +378,10 @@ class LayersAnswerInFloat64(ForwardingRunner):
     FaultClass.BATCH_MATE, "S-4", "S-17", "S-19", "S-20", cites="FlashMLA#212 sglang#12000"
 )
 class BitsDependOnTheFirstRow(ForwardingRunner):
-    """The last bit of every answer follows from what the batch's last token holds."""
+    """The last bit of every output depends on the latent of the batch's last token."""
 
     def attend(self, batch: Batch) -> Output:
-        """Move every answer by one unit in the last place, or not."""
+        """Raise every output by one unit in the last place if that latent is positive."""
         answer = self.inner.attend(batch)
         live = int(batch.cu_seqlens_q[-1])
         if live and batch.ckv[live - 1, 0] > 0:
@@ -387,10 +391,10 @@ class BitsDependOnTheFirstRow(ForwardingRunner):
 
 @runner_fault(FaultClass.BATCH_MATE, "S-20")
 class SplitsFollowTheLongestRow(ForwardingRunner):
-    """The order of summation, and so the last bit, is chosen by the longest row of the batch."""
+    """The order of summation, and so the last bit, depends on the longest row of the batch."""
 
     def attend(self, batch: Batch) -> Output:
-        """Round otherwise where some row is longer than four blocks."""
+        """Round differently if a row is longer than four blocks."""
         answer = self.inner.attend(batch)
         if batch.seq_lens.max(initial=0) > 4 * self.problem.block_size:
             return rounded_otherwise(answer)
@@ -399,10 +403,10 @@ class SplitsFollowTheLongestRow(ForwardingRunner):
 
 @runner_fault(FaultClass.BATCH_MATE, "S-20")
 class SplitsFollowTheNumberOfRows(ForwardingRunner):
-    """Rows, padded ones included, share the grid: the last bit of an lse depends on how many."""
+    """The last bit of lse depends on the number of rows, including padded rows."""
 
     def attend(self, batch: Batch) -> Output:
-        """Round otherwise where one row has the grid to itself."""
+        """Round differently if the batch has one row."""
         answer = self.inner.attend(batch)
         if batch.num_rows == 1:
             return Output(answer.out, np.nextafter(answer.lse, np.float32(0)))
@@ -411,10 +415,10 @@ class SplitsFollowTheNumberOfRows(ForwardingRunner):
 
 @runner_fault(FaultClass.BATCH_MATE, "S-20")
 class PrefillTilesFollowTheBatch(ForwardingRunner):
-    """Long rows of a prefill are cut over their keys where no other row fills the device."""
+    """The last bit of a prefill's output depends on whether the batch has other rows."""
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Round otherwise where one row is alone."""
+        """Round differently if the batch has one row."""
         answer = self.inner.prefill(batch)
         if batch.num_rows == 1:
             return rounded_otherwise(answer)
@@ -423,10 +427,10 @@ class PrefillTilesFollowTheBatch(ForwardingRunner):
 
 @runner_fault(FaultClass.BATCH_MATE, "S-20")
 class LayerTilesFollowTheBatch(ForwardingRunner):
-    """Long rows of a layer are cut over their keys where no other row fills the device."""
+    """The last bit of a layer's output depends on whether the step has other rows."""
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Round otherwise where one row is alone."""
+        """Round differently if the batch has one row."""
         answer = self.inner.layer(batch)
         if batch.step.num_rows == 1:
             return rounded_otherwise(answer)
@@ -434,49 +438,49 @@ class LayerTilesFollowTheBatch(ForwardingRunner):
 
 
 class _RoundsLaterSteps(ForwardingRunner):
-    """The order of summation stays as the first step chose it, so that bits differ."""
+    """The order of summation, and so the last bit, is that of the first step."""
 
     steps = 0
 
     def later(self, answer: Output) -> Output:
-        """Round an answer otherwise from the second step on."""
+        """Round an output differently from the second step on."""
         self.steps += 1
         return rounded_otherwise(answer) if self.steps > 1 else answer
 
 
 @runner_fault(FaultClass.STALE, "S-17", cites="flashinfer#4647 sglang#7184 sparkinfer#715")
 class SplitsFollowTheFirstStep(_RoundsLaterSteps):
-    """The order of summation stays as the first step chose it, so that bits differ."""
+    """The order of summation in attention, and so the last bit, is that of the first step."""
 
     def attend(self, batch: Batch) -> Output:
-        """Round otherwise from the second step on."""
+        """Round differently from the second step on."""
         return self.later(self.inner.attend(batch))
 
 
 @runner_fault(FaultClass.STALE, "S-17")
 class LayerSplitsFollowTheFirstStep(_RoundsLaterSteps):
-    """The order of summation in layers stays as the first step chose it, so that bits differ."""
+    """The order of summation in layers, and so the last bit, is that of the first step."""
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Round otherwise from the second step on."""
+        """Round differently from the second step on."""
         return self.later(self.inner.layer(batch))
 
 
 @runner_fault(FaultClass.STALE, "S-17")
 class PrefillTilesFollowTheFirstStep(_RoundsLaterSteps):
-    """The order of summation in prefills stays as the first step chose it, so that bits differ."""
+    """The order of summation in prefills, and so the last bit, is that of the first step."""
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Round otherwise from the second step on."""
+        """Round differently from the second step on."""
         return self.later(self.inner.prefill(batch))
 
 
 @runner_fault(FaultClass.PARTIAL, "S-8", cites="FastDeploy#5921")
 class MergeKeepsItsFirstPartial(ForwardingRunner):
-    """Where the first partial saw something, the others are not merged in."""
+    """If the first partial result is not empty, the merged out is the first one's."""
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Skip rows of the first partial."""
+        """Merge, and restore the first partial result where it is not empty."""
         answer = self.inner.merge(partials)
         seen = np.isfinite(partials[0].lse)
         answer.out[seen] = partials[0].out[seen]

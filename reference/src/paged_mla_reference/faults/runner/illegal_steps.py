@@ -1,6 +1,6 @@
-"""Runners that do something of their own with steps that no rule allows.
+"""Runners that handle illegal rows in a wrong way.
 
-All are right about legal steps: only a runner of ``prepare_unchecked`` gets others.
+All are right for legal steps. Only runners of ``prepare_unchecked`` get illegal steps.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from paged_mla_reference.rules.bounded import legal_rows, taken_as
 from paged_mla_reference.rules.paging import NO_SLOT
 from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Metadata, Output, Problem
 
-SHOWS = ("S-2", "S-1", "S-3", "S-6", "S-9", "S-10")  # how a row shows that should be padding
+SHOWS = ("S-2", "S-1", "S-3", "S-6", "S-9", "S-10")  # detect rows that should be padding
 
 
 class _TakesAnotherStep(ForwardingRunner):
-    """Every call takes what :meth:`taken` makes of the step."""
+    """Every method uses the step that :meth:`taken` returns."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Return another step."""
+        """Return the changed step."""
         raise NotImplementedError
 
     def plan(self, batch: Batch) -> Metadata:
-        """Plan the other step."""
+        """Plan the changed step."""
         return self.inner.plan(self.taken(batch))
 
     def append(self, batch: Batch) -> None:
-        """Append the other step."""
+        """Append the changed step."""
         self.inner.append(self.taken(batch))
 
     def attend(self, batch: Batch) -> Output:
-        """Attend to the other step's rows."""
+        """Attend with the changed step."""
         return self.inner.attend(self.taken(batch))
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gather the other step's rows."""
+        """Gather with the changed step."""
         return self.inner.gather_context(self.taken(batch))
 
 
 @runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class PositionsInFrontOfRowsAreWritten(ForwardingRunner):
-    """The table is read in front of a short row, where the row before it names its last block."""
+    """If a row has fewer keys than queries, tokens are written through the table row before."""
 
     def append(self, batch: Batch) -> None:
-        """Append, and write the tokens that have no position."""
+        """Append, and write the tokens that have negative positions."""
         self.inner.append(batch)
         slots = _slots_in_front(self.problem, batch)
         if batch.slot_mapping is None and (slots >= 0).any():
@@ -57,7 +57,7 @@ class PositionsInFrontOfRowsAreWritten(ForwardingRunner):
 
 
 def _slots_in_front(problem: Problem, batch: Batch) -> NDArray[np.int64]:
-    """Return the slots of negative positions, -1 for other tokens."""
+    """Return the slots of tokens with negative positions, -1 for other tokens."""
     slots = np.full(batch.num_tokens, NO_SLOT, np.int64)
     width, size = batch.block_table.shape[1], problem.block_size
     if problem.mask is Mask.NON_CAUSAL:
@@ -80,7 +80,7 @@ class ShortRowsAreAsLongAsTheirQueries(_TakesAnotherStep):
     """A row with fewer keys than queries gets as many keys as it has queries."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Lengthen rows, where the table has the columns."""
+        """Lengthen rows with fewer keys than queries."""
         if self.problem.mask is Mask.NON_CAUSAL:
             return batch
         query_lens = np.diff(batch.cu_seqlens_q.astype(np.int64))
@@ -91,17 +91,17 @@ class ShortRowsAreAsLongAsTheirQueries(_TakesAnotherStep):
 
 @runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class LengthsLoseTheirSign(_TakesAnotherStep):
-    """A negative length is taken for the positive one."""
+    """The sign of a negative length is ignored."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Drop signs."""
+        """Return the step with absolute lengths."""
         lengths = np.abs(batch.seq_lens.astype(np.int64)).clip(max=2**31 - 1)
         return replace(batch, seq_lens=lengths.astype(np.int32))
 
 
 @runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class LengthsAreClampedToTheTable(_TakesAnotherStep):
-    """A row longer than its table, or than the model, is cut to what there is."""
+    """A row longer than its table or than max_model_len is shortened."""
 
     def taken(self, batch: Batch) -> Batch:
         """Shorten rows."""
@@ -115,7 +115,7 @@ class ColumnsPastTheTableAreBlockZero(_TakesAnotherStep):
     """Table entries past the last column are read as block 0."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Widen the table for the longest row that the model has."""
+        """Widen the table for the longest row within max_model_len."""
         within = batch.seq_lens[batch.seq_lens <= self.problem.max_model_len]
         needed = -(-int(within.max(initial=0)) // self.problem.block_size)
         missing = max(needed - batch.block_table.shape[1], 0)
@@ -124,28 +124,28 @@ class ColumnsPastTheTableAreBlockZero(_TakesAnotherStep):
 
 @runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class StartsBelowZeroAreTokenZero(_TakesAnotherStep):
-    """A row that begins in front of the step is served from its first token."""
+    """A row that begins before token 0 is treated as beginning at token 0."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Clamp where rows begin."""
+        """Clamp the starts of rows."""
         return replace(batch, cu_seqlens_q=np.maximum(batch.cu_seqlens_q, 0))
 
 
 @runner_fault(FaultClass.VALIDATION, *SHOWS, "S-5", "S-7", shows=Shows.ILLEGAL_STEPS)
 class RowsEndWhereLaterOnesBegin(_TakesAnotherStep):
-    """Of rows that overlap the later one is served, and the earlier one is cut."""
+    """If two rows overlap, the earlier row ends where the later row begins."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Let no prefix sum be larger than a later one."""
+        """Reduce each prefix sum to the smallest later one."""
         sums = np.minimum.accumulate(batch.cu_seqlens_q[::-1])[::-1]
         return replace(batch, cu_seqlens_q=np.ascontiguousarray(sums))
 
 
 class _ReadsOtherBlocks(_TakesAnotherStep):
-    """Block ids that the cache does not have are taken for some that it has."""
+    """Block ids outside the cache are replaced by ids inside the cache."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Change such ids among those that rows use, and no others."""
+        """Change the ids outside the cache among the table entries that rows use."""
         table, size = batch.block_table.astype(np.int64), self.problem.block_size
         used = np.arange(table.shape[1]) * size < batch.seq_lens[:, None]
         strange = used & ((table < 0) | (table >= self.problem.num_blocks))
@@ -153,84 +153,84 @@ class _ReadsOtherBlocks(_TakesAnotherStep):
         return replace(batch, block_table=other.astype(np.int32))
 
     def block(self, table: NDArray[np.int64]) -> NDArray[np.int64] | int:
-        """Return the blocks that such ids are taken for."""
+        """Return the blocks that replace ids outside the cache."""
         raise NotImplementedError
 
 
 @runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class BlocksOutsideTheCacheAreBlockZero(_ReadsOtherBlocks):
-    """A block id outside the cache is read, and written, as block 0."""
+    """A block id outside the cache is used as block 0."""
 
-    def block(self, table: NDArray[np.int64]) -> int:  # noqa: ARG002 - whatever they are
+    def block(self, table: NDArray[np.int64]) -> int:  # noqa: ARG002 - not used here
         """Return 0."""
         return 0
 
 
 @runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class BlocksPastTheCacheAreItsLast(_ReadsOtherBlocks):
-    """A block id outside the cache is clamped to the nearest that it has."""
+    """A block id outside the cache is clamped to the nearest valid id."""
 
     def block(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Clamp."""
+        """Clamp the ids."""
         return table.clip(0, self.problem.num_blocks - 1)
 
 
 @runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class NegativeBlocksCountFromTheEnd(_ReadsOtherBlocks):
-    """A block id of -1 is the last block of the cache; ids past it begin anew."""
+    """A block id outside the cache wraps around: -1 is the last block of the cache."""
 
     def block(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Wrap round."""
+        """Wrap the ids around."""
         return table % self.problem.num_blocks
 
 
 class _WritesOtherSlots(_TakesAnotherStep):
-    """Named slots are changed before they are looked at."""
+    """The slots of slot_mapping are changed before they are checked."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Change named slots."""
+        """Return the step with changed slots."""
         slots = batch.slot_mapping
         return batch if slots is None else replace(batch, slot_mapping=self.slots(slots))
 
     def slots(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return other slots."""
+        """Return the changed slots."""
         raise NotImplementedError
 
 
 @runner_fault(FaultClass.VALIDATION, "S-10", "S-1", shows=Shows.ILLEGAL_STEPS)
 class SlotsPastTheCacheAreItsLast(_WritesOtherSlots):
-    """A named slot past the cache is clamped to its last one."""
+    """A slot of slot_mapping after the end of the cache is clamped to its last slot."""
 
     def slots(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Clamp."""
+        """Clamp the slots."""
         return np.minimum(slots, self.problem.num_blocks * self.problem.block_size - 1)
 
 
 @runner_fault(FaultClass.OFFSET, "S-10", "S-1", shows=Shows.ILLEGAL_STEPS)
 class NamedSlotsKeepHalfTheirBits(_WritesOtherSlots):
-    """Of a named slot the lower 32 bits are kept, so that one far past the cache lies in it."""
+    """Slots of slot_mapping keep only 32 bits, so that a large slot is inside the cache."""
 
     def slots(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Drop the upper half."""
+        """Keep the lower 32 bits."""
         return slots.astype(np.int32).astype(np.int64)
 
 
 @runner_fault(FaultClass.VALIDATION, "S-10", "S-1", shows=Shows.ILLEGAL_STEPS)
 class SlotsBelowMinusOneAreWritten(_WritesOtherSlots):
-    """Only -1 writes nothing: other negative slots count from the end of the cache."""
+    """Slots below -1 count from the end of the cache; only -1 is not written."""
 
     def slots(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Wrap round."""
+        """Wrap the slots around."""
         count = self.problem.num_blocks * self.problem.block_size
         return np.where(slots < -1, slots % count, slots)
 
 
 @runner_fault(FaultClass.VALIDATION, "S-14", *SHOWS, "S-5", "S-7", shows=Shows.ILLEGAL_STEPS)
 class MasksAreReadPastTheirEnd(_TakesAnotherStep):
-    """What lies behind a mask that is too short is read as a part of it."""
+    """If a mask is too short, memory after its end is read as part of it."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Lengthen a flat mask by more than any legal row takes."""
+        """Lengthen a flat mask by more elements than legal rows can use."""
         problem = self.problem
         if batch.mask is None or problem.mask_spelling is MaskSpelling.PACKED:
             return batch
@@ -241,10 +241,10 @@ class MasksAreReadPastTheirEnd(_TakesAnotherStep):
 
 @runner_fault(FaultClass.MASK, "S-14", "S-3", "S-4", "S-5", "S-7", "S-6", shows=Shows.ILLEGAL_STEPS)
 class OnlyLegalRowsHaveMaskElements(_TakesAnotherStep):
-    """The mask of a row begins where that of the legal row before it ends."""
+    """The start of a row's mask counts only the masks of legal rows before it."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Put elements before those that follow a row which is not legal."""
+        """Insert elements for the masks of illegal rows."""
         problem = self.problem
         if batch.mask is None or problem.mask_spelling is MaskSpelling.PACKED:
             return batch
@@ -263,10 +263,10 @@ class OnlyLegalRowsHaveMaskElements(_TakesAnotherStep):
 
 @runner_fault(FaultClass.VALIDATION, *SHOWS, "S-5", "S-7", shows=Shows.ILLEGAL_STEPS)
 class OneIllegalRowSilencesTheStep(_TakesAnotherStep):
-    """A step with a row that is not legal is taken for an idle one."""
+    """If one row of a step is illegal, all its rows are treated as padding."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Let no row have a token."""
+        """Return the step with lengths of 0."""
         if legal_rows(self.problem, batch).all():
             return batch
         return replace(batch, seq_lens=np.zeros_like(batch.seq_lens))
@@ -274,10 +274,10 @@ class OneIllegalRowSilencesTheStep(_TakesAnotherStep):
 
 @runner_fault(FaultClass.VALIDATION, "S-6", shows=Shows.ILLEGAL_STEPS)
 class RowsThatAreNotLegalAreLeftUnwritten(ForwardingRunner):
-    """What a row that is not legal should get is left as it lay in memory."""
+    """The output of an illegal row is not written."""
 
     def attend(self, batch: Batch) -> Output:
-        """Attend, and forget the padding that is the backend's own."""
+        """Attend, and replace the output of illegal rows by NaN."""
         answer = self.inner.attend(batch)
         taken = taken_as(self.problem, batch).seq_lens
         lost = (batch.seq_lens != 0) & (taken[len(taken) - batch.num_rows :] == 0)
@@ -291,12 +291,12 @@ class RowsThatAreNotLegalAreLeftUnwritten(ForwardingRunner):
     FaultClass.STALE, "S-17", "S-2", "S-5", "S-6", "S-7", "S-9", shows=Shows.ILLEGAL_STEPS
 )
 class TheStepBehindAnIllegalOneIsIdle(ForwardingRunner):
-    """The step behind an illegal one is answered as if all its rows were padding."""
+    """In the step after an illegal step, all rows are treated as padding."""
 
     was_illegal = False
 
     def attend(self, batch: Batch) -> Output:
-        """Attend, and forget the answer behind an illegal step."""
+        """Attend, and return an empty output after an illegal step."""
         answer, is_idle = self.inner.attend(batch), self.was_illegal
         self.was_illegal = not legal_rows(self.problem, batch).all()
         if is_idle:

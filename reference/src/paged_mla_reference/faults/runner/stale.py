@@ -1,4 +1,4 @@
-"""Runners that keep something of an earlier step, as buffers and workspaces do."""
+"""Runners that keep data of an earlier step, as buffers and workspaces do."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
 
-SHOWS = ("S-17", "S-4", "S-5", "S-6", "S-7", "S-9")  # how a stale value shows in an answer
+SHOWS = ("S-17", "S-4", "S-5", "S-6", "S-7", "S-9")  # rules that detect a stale value
 
 
 def blocks_of_rows(batch: Batch, block_size: int) -> list[NDArray[np.int64]]:
-    """Return the used table entries of each row."""
+    """Return the table entries that each row uses."""
     return [used_blocks(batch, row, block_size) for row in range(batch.num_rows)]
 
 
 def with_blocks(batch: Batch, blocks: Sequence[NDArray[np.int64]]) -> Batch:
-    """Return a step whose rows have other blocks, as many as its table is wide."""
+    """Return a step whose rows have other blocks, cut to the width of its table."""
     table = batch.block_table.copy()
     for row, ids in enumerate(blocks):
         table[row, : len(ids)] = ids[: table.shape[1]]
@@ -37,12 +37,12 @@ def with_blocks(batch: Batch, blocks: Sequence[NDArray[np.int64]]) -> Batch:
     FaultClass.PAD_VALUE, "S-9", "S-10", "S-17", cites="vllm-ascend#15417 vllm-ascend#15492"
 )
 class PaddedTokensKeepTheirLastSlots(ForwardingRunner):
-    """Slots of padding become -1 after they were copied: what lies there is written."""
+    """Padded tokens keep the slots of the step before, and are written to them."""
 
     slots: NDArray[np.int64] | None = None
 
     def append(self, batch: Batch) -> None:
-        """Write padded tokens to the slots that the step before had in their places."""
+        """Write padded tokens to the slots that the step before had at their indices."""
         slots = self.inner.plan(batch).slot_mapping.copy()
         before = np.full_like(slots, -1)
         if self.slots is not None:
@@ -58,12 +58,12 @@ class PaddedTokensKeepTheirLastSlots(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, "S-17", "S-9", "S-10")
 class LongerStepsLeaveTheirSlots(ForwardingRunner):
-    """Slots of a longer step before that lie past this step's get this step's last token too."""
+    """After a longer step, the last token is also written to the remaining slots of that step."""
 
     slots: NDArray[np.int64] | None = None
 
     def append(self, batch: Batch) -> None:
-        """Write the last token again, to each slot that is left."""
+        """Append, and write the last token to each remaining slot."""
         self.inner.append(batch)
         slots = batch.slot_mapping
         if slots is None:
@@ -80,12 +80,12 @@ class LongerStepsLeaveTheirSlots(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, *SHOWS, "S-14", cites="sglang#37120 sglang#37553")
 class TrueCellsOfAnEarlierMaskStay(ForwardingRunner):
-    """A mask buffer is grown and never cleared."""
+    """A mask buffer is not cleared, so that nodes also see what an earlier mask allowed."""
 
     cells: NDArray[np.bool_] | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Keep what any earlier mask allowed, among nodes that come before."""
+        """Add the elements of earlier masks, for earlier nodes."""
         if self.problem.mask is not Mask.TREE or batch.mask is None:
             return self.inner.attend(batch)
         if self.cells is not None and self.problem.mask_spelling == "qlen":
@@ -101,12 +101,12 @@ class TrueCellsOfAnEarlierMaskStay(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, "S-17", "S-5", "S-6", "S-9", cites="flashinfer#3047 sglang#22291")
 class EmptyRowsKeepTheAnswerBefore(ForwardingRunner):
-    """Queries that see nothing leave the output buffer as an earlier step left it."""
+    """Queries without visible keys keep the output of an earlier step."""
 
     before: Output | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Answer with old rows where nothing is visible."""
+        """Return the output of the step before for queries without visible keys."""
         answer = self.inner.attend(batch)
         if self.before is not None:
             rows = min(len(answer.out), len(self.before.out))
@@ -118,13 +118,13 @@ class EmptyRowsKeepTheAnswerBefore(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, "S-17", "S-5", "S-6", "S-9")
 class PaddedTokensKeepOldAnswersFromTheThirdStep(ForwardingRunner):
-    """From the third step on padded tokens at the end keep what the step before had there."""
+    """From the third step on, padded tokens keep the output of the step before."""
 
     steps = 0
     before: Output | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Answer padding as the step before left it."""
+        """Return the output of the step before for padded tokens at the end."""
         answer = self.inner.attend(batch)
         self.steps += 1
         if self.before is not None and self.steps >= 3:
@@ -141,13 +141,13 @@ class PaddedTokensKeepOldAnswersFromTheThirdStep(ForwardingRunner):
     FaultClass.STALE, "S-17", "S-5", "S-6", "S-7", "S-9", cites="vllm@FLASHMLA flashinfer#4002"
 )
 class TheLastRowOfASmallerBatchIsStale(ForwardingRunner):
-    """Metadata of a larger step serves a smaller one, whose last row gets its old answer."""
+    """After a step with more rows, the last token of a step keeps an earlier output."""
 
     before: Output | None = None
     rows = 0
 
     def attend(self, batch: Batch) -> Output:
-        """Repeat the old answer of the last row."""
+        """Return the output of the step before for the last token."""
         answer = self.inner.attend(batch)
         if self.before is not None and 0 < batch.num_rows < self.rows and len(answer.out):
             last = int(batch.cu_seqlens_q[-1]) - 1
@@ -159,12 +159,12 @@ class TheLastRowOfASmallerBatchIsStale(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, "S-17", "S-5", "S-6", cites="flashinfer#3465 flashinfer#3582")
 class SplitAccumulatorsAreNotZeroed(ForwardingRunner):
-    """Partial sums of the step before are still in the workspace."""
+    """The workspace is not cleared: the output of token 0 includes that of the step before."""
 
     left: NDArray[np.float32] | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Add what the last step left to token 0."""
+        """Add the output of the step before to that of token 0."""
         answer = self.inner.attend(batch)
         if len(answer.out):
             left = answer.out[0].copy()
@@ -176,12 +176,12 @@ class SplitAccumulatorsAreNotZeroed(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, "S-17", cites="vllm#53488 vllm#53520")
 class AnswersShareOneBuffer(ForwardingRunner):
-    """The next answer is written over the last one."""
+    """All steps return the same buffer, so that a step overwrites earlier outputs."""
 
     buffer: NDArray[np.float32] | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Answer in place."""
+        """Return the output in the buffer."""
         answer = self.inner.attend(batch)
         if self.buffer is None:
             shape = (self.problem.max_query_tokens, *answer.out.shape[1:])
@@ -192,7 +192,7 @@ class AnswersShareOneBuffer(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, "S-17", "S-10", "S-5", cites="vllm#47930 sglang#19177")
 class TheSecondCacheIsNotTaken(ForwardingRunner):
-    """A cache restored after the first one does not arrive."""
+    """Only the first cache is loaded; later loads are ignored."""
 
     loaded = 0
 
@@ -205,12 +205,12 @@ class TheSecondCacheIsNotTaken(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, *SHOWS, cites="vllm-tt-plugin#103 vllm-tt-plugin#104")
 class TableTailsOfAnEarlierStepStay(ForwardingRunner):
-    """Rows move with their number of blocks only; a longer row before leaves its tail in use."""
+    """Decode rows read as many blocks as the row at their index had in the step before."""
 
     blocks: NDArray[np.int32] | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Read as many blocks as the row before had."""
+        """Read as many blocks as in the step before, if that is more."""
         lengths = batch.seq_lens.copy()
         if self.blocks is not None:
             rows = min(len(self.blocks), batch.num_rows)
@@ -224,13 +224,13 @@ class TableTailsOfAnEarlierStepStay(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, *SHOWS)
 class ShorterRowsKeepTheirTableFromTheThirdStep(ForwardingRunner):
-    """From the third step on a row of fewer blocks than in the step before keeps its table."""
+    """From the third step on, a row with fewer blocks than in the step before keeps its table."""
 
     steps = 0
     blocks: Sequence[NDArray[np.int64]] = ()
 
     def attend(self, batch: Batch) -> Output:
-        """Read blocks that longer rows had."""
+        """Read the blocks of longer rows of the step before."""
         self.steps += 1
         blocks = blocks_of_rows(batch, self.problem.block_size)
         if self.steps >= 3:
@@ -242,12 +242,12 @@ class ShorterRowsKeepTheirTableFromTheThirdStep(ForwardingRunner):
 
 @runner_fault(FaultClass.HOST_SCALAR, *SHOWS)
 class RowsThatGrewByOneKeepTheirLength(ForwardingRunner):
-    """A row of one query and one token more than in the step before does not see that token."""
+    """A decode row that is one token longer than in the step before does not see that token."""
 
     before: NDArray[np.int32] | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Take the old lengths of such rows; a tree's mask is spelt for the new ones."""
+        """Use the old lengths of these rows, except in steps with tree masks."""
         lengths = batch.seq_lens.copy()
         if self.before is not None and self.problem.mask is not Mask.TREE:
             rows = min(len(lengths), len(self.before))
@@ -259,12 +259,12 @@ class RowsThatGrewByOneKeepTheirLength(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, *SHOWS, cites="vllm-ascend#7290", akin="vllm-ascend#8107")
 class ThePaddedLastRowIsThatBefore(ForwardingRunner):
-    """Padding is copied one row short: a padded last row is what lay there a step before."""
+    """A padded last row keeps the length and the table that it had in the step before."""
 
     before: Batch | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Let a padded last row keep the length and the table of the row in its place."""
+        """Use the length and the table of the step before for a padded last row."""
         before, self.before = self.before, batch
         last = batch.num_rows - 1
         if before is None or not 0 <= last < before.num_rows or batch.seq_lens[last]:
@@ -278,27 +278,27 @@ class ThePaddedLastRowIsThatBefore(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, *SHOWS, "S-10")
 class TheLastPlanServesEveryStep(ForwardingRunner):
-    """Lengths and tables of the last plan are used, where as many rows and tokens come."""
+    """Steps use the lengths and tables of the last plan if it has equally many rows and tokens."""
 
     planned: Batch | None = None
 
     def plan(self, batch: Batch) -> Metadata:
-        """Keep the batch."""
+        """Plan, and keep the batch."""
         found = self.inner.plan(batch)
         self.planned = batch
         return found
 
     def append(self, batch: Batch) -> None:
-        """Write where the planned step would."""
+        """Append with the planned step's lengths and tables."""
         self.inner.append(_as_planned(batch, self.planned))
 
     def attend(self, batch: Batch) -> Output:
-        """Read what the planned step would."""
+        """Attend with the planned step's lengths and tables."""
         return self.inner.attend(_as_planned(batch, self.planned))
 
 
 def _as_planned(batch: Batch, plan: Batch | None) -> Batch:
-    """Return a step with the lengths and tables of a planned one, if it is as large."""
+    """Return a step with the lengths and tables of a planned step of the same size."""
     if plan is None or plan.num_rows != batch.num_rows or plan.num_tokens != batch.num_tokens:
         return batch
     names = ("cu_seqlens_q", "seq_lens", "block_table", "mask")
@@ -306,12 +306,12 @@ def _as_planned(batch: Batch, plan: Batch | None) -> Batch:
 
 
 class _PlansLieInTheProcess(ForwardingRunner):
-    """Runners that differ in scales and ropes alone plan into the same buffers."""
+    """Runners that differ only in scales and ropes share the buffers of plans."""
 
     plans: ClassVar[dict[Problem, Batch]] = {}
 
     def plan(self, batch: Batch) -> Metadata:
-        """Keep the batch for all of them."""
+        """Plan, and keep the batch for all these runners."""
         found = self.inner.plan(batch)
         self.plans[self._key] = batch
         return found
@@ -326,41 +326,41 @@ class _PlansLieInTheProcess(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, "S-17", "S-1", "S-5")
 class GathersFollowTheLastPlan(_PlansLieInTheProcess):
-    """Context is gathered by the plan that was made last, whichever runner made it."""
+    """Gathers use the last plan, even if another runner made it."""
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gather what the planned step has."""
+        """Gather with the planned step."""
         return self.inner.gather_context(self._as_planned(batch))
 
 
 @runner_fault(FaultClass.STALE, "S-17", "S-11", "S-12")
 class QueriesFollowTheLastPlan(_PlansLieInTheProcess):
-    """Queries of 8 bits are rotated by the plan that was made last, whichever runner made it."""
+    """8-bit queries are rotated by the last plan, even if another runner made it."""
 
     def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Take the planned step's positions."""
+        """Use the planned step's positions."""
         return self.inner.quantize_queries(self._as_planned(batch), scale)
 
 
 @runner_fault(FaultClass.STALE, *SHOWS, "S-10", "S-21")
 class LayersFollowTheLastPlan(_PlansLieInTheProcess):
-    """Layers run by the plan that was made last, whichever runner made it."""
+    """Layers use the last plan, even if another runner made it."""
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Answer the planned step."""
+        """Run the planned step."""
         return self.inner.layer(replace(batch, step=self._as_planned(batch.step)))
 
 
 @runner_fault(FaultClass.STALE, "S-11", *SHOWS, "S-10", cites="sglang#26982", akin="vllm#38652")
 class ScalesStayWhenTokensMove(ForwardingRunner):
-    """Tokens come to other blocks, and the scales of these stay."""
+    """If tokens are moved to other blocks, the scales of these blocks are not updated."""
 
     moved = False
 
     def load_cache(self, image: CacheImage) -> None:
-        """Load rows, and scales for the first time only."""
+        """Load the cache, but from the second load on without scales."""
         layout, blocks = image.layout, image.blocks.copy()
         if self.moved:
             there = self.inner.read_cache(image.block_ids)
@@ -371,12 +371,12 @@ class ScalesStayWhenTokensMove(ForwardingRunner):
 
 @runner_fault(FaultClass.STALE, "S-17", "S-21")
 class WeightsOfTheFirstLayerServeAll(ForwardingRunner):
-    """What a runner makes of kv_b_proj is made once, whatever layer comes next."""
+    """All layers use the kv_b_proj of the first layer."""
 
     weights: NDArray[Any] | None = None
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Answer with the weights that came first."""
+        """Run the layer with the first weights."""
         if self.weights is None:
             self.weights = batch.kv_b_proj.copy()
         return self.inner.layer(replace(batch, kv_b_proj=self.weights))
