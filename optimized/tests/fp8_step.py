@@ -23,7 +23,7 @@ def codes(x: torch.Tensor) -> torch.Tensor:
 
 
 def values(found: torch.Tensor) -> torch.Tensor:
-    """Return what codes stand for, float64."""
+    """Return the values of codes, float64."""
     return found.view(torch.float8_e4m3fn).double()
 
 
@@ -107,7 +107,7 @@ def width_of(name: str) -> int:
 
 
 def empty_cache(name: str, blocks: int, size: int) -> LatentCache:
-    """Return a cache full of bytes and scales that nobody wrote."""
+    """Return a cache filled with arbitrary bytes and scales."""
     latents = torch.full((blocks, size, width_of(name)), 0xA5, dtype=torch.uint8)
     shape = FORMATS[name].scale_shape(blocks, size)
     scales = None if shape is None else torch.full(shape, 7.0)

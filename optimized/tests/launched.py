@@ -1,4 +1,4 @@
-"""Says which launches of random legal configs are of no compiled variant (compiled mode).
+"""Print the launches of random legal configs that no compiled variant covers (compiled mode).
 
 Its arguments are how many configs are drawn for each architecture, and the architectures.
 """
@@ -93,7 +93,7 @@ def begin_prefill(config, *_):
 
 
 def code_of(spec):
-    """Return what tells compiled code apart: what shapes it, and the compiler's options."""
+    """Return all properties that distinguish compiled code: its constants and compiler options."""
     of_compiler = DEFAULTS | {name: n for name, n in spec.options.items() if name in COMPILED}
     return shape(spec.kernel, spec.flat_constants), frozenset(of_compiler.items())
 

@@ -72,7 +72,7 @@ def run(rank: int, store: str, world: int) -> None:
 
 
 def _hold(situation: Situation, rank: int, group: dist.ProcessGroup) -> None:
-    """Append and attend as one rank; its heads' answers are those of attention to whole rows."""
+    """Append and attend as one rank; its outputs equal those of attention to whole rows."""
     mla = None
     for number, rows in enumerate(situation.steps):
         padded = situation.padded_tokens if rows else 0

@@ -123,6 +123,6 @@ def dense(step: PrefillStep) -> tuple[np.ndarray, np.ndarray]:
 def assert_close(
     actual: tuple[torch.Tensor, torch.Tensor], step: PrefillStep, tolerance: float = 2e-5
 ) -> None:
-    """Compare out and lse with the dense answer, infinities exactly."""
+    """Compare out and lse with the dense result, with infinities exactly."""
     for mine, theirs in zip(actual, dense(step), strict=True):
         np.testing.assert_allclose(mine.double().numpy(), theirs, rtol=tolerance, atol=tolerance)

@@ -121,7 +121,7 @@ def test_the_next_kernel_begins_when_all_before_these_have_ended(compiler, name,
         ("fp8_ds_mla-causal-box64-parts", 12),
     ],
 )
-def test_products_run_beside_what_makes_their_operands(compiler, variant, waits, tmp_path):
+def test_products_run_while_their_operands_are_made(compiler, variant, waits, tmp_path):
     """Where registers are too few the compiler waits for each product before the next."""
     name = f"hopper-tile_exact-m64-r512-bf16-{variant}-h"
     sass = disassembled(compiler, name, tmp_path)
@@ -148,7 +148,7 @@ def refused(capsys, *options):
 
 
 def test_refuses_the_interpreter(capsys):
-    """With TRITON_INTERPRET there is nothing to compile, and it says so."""
+    """With TRITON_INTERPRET there is nothing to compile, and the command reports it."""
     assert "TRITON_INTERPRET" in refused(capsys)
 
 

@@ -1,4 +1,4 @@
-"""Every launch that a legal config may lead to is of a variant that the compiler is asked for."""
+"""Every launch of a legal config is one of the variants that the compiler compiles."""
 
 import json
 from pathlib import Path
@@ -127,6 +127,6 @@ assert all(usage.registers > 0 for usage in together)
 """
 
 
-def test_processes_side_by_side_tell_what_one_tells_in_the_same_order():
+def test_parallel_processes_print_the_lines_of_one_in_the_same_order():
     done = run("-c", COMPILE_SOME)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ in_runs = pytest.mark.parametrize("few_tokens", [0], ids=["runs"], indirect=True
 
 
 def instance(block_size=16, num_tokens=12, **changes):
-    """Return an instance whose step has so many tokens, whatever their slots will be."""
+    """Return an instance with a step of this many tokens, for any slots."""
     cfg = config(cache_format=NAME, block_size=block_size, max_query_tokens=128, **changes)
     mla = PagedMla(cfg, "cpu")
     cu, lens = torch.tensor([0, num_tokens], dtype=I32), torch.tensor([num_tokens], dtype=I32)
@@ -80,7 +80,7 @@ def test_token_by_token():
 
 
 def test_a_prompt_at_once_and_what_follows():
-    """S-11: groups begun, filled up and begun anew by later steps."""
+    """S-11: later steps start groups, fill them up and start them again."""
     cache = empty_cache(NAME, 3, 16)
     check(cache, tokens(12), list(range(16, 28)))
     check(cache, tokens(5, seed=1, magnitude=30), list(range(26, 31)))

@@ -114,7 +114,7 @@ def test_what_moves_numbers_is_no_arithmetic():
 
 
 def test_inline_assembly_is_read_too():
-    """S-11: several instructions stand in one line of it."""
+    """S-11: one line of it has several instructions."""
     line = "{ .reg .b16 a; mov.b32 {low, high}, %r1; cvt.rz.f16.f32 %r2, low;@%p2 add.f16 a, b, c;}"
     assert arithmetic_of(line) == {"cvt.rz.f16.f32", "add.f16"}
 

@@ -96,7 +96,7 @@ def test_strided_queries_and_cache():
 
 
 def test_given_outputs_are_written():
-    """S-6: out= and lse= take the answer, by their own strides."""
+    """S-6: out= and lse= receive the output, with their own strides."""
     step = build((40, 2), (0, 1))
     mla = PagedMla(step.config, "cpu")
     expected_out, expected_lse = step.attend(mla)
@@ -148,7 +148,7 @@ def test_no_other_row_notices_a_key_that_is_no_number():
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("seq_len", [1, 17, 257])
 def test_a_part_whose_only_key_is_no_number_is_not_empty(seq_len, batch_invariant):
-    """S-5: key 256 is alone in its part, whose answer those of the others do not hide."""
+    """S-5: key 256 is alone in its part; the outputs of other parts do not hide its output."""
     lens = {"max_model_len": 512, "batch_invariant": batch_invariant}
     step = build((seq_len, 1), (40, 1), num_heads=2, **lens)
     block, inside = divmod(seq_len - 1, step.config.block_size)
@@ -162,7 +162,7 @@ def test_a_part_whose_only_key_is_no_number_is_not_empty(seq_len, batch_invarian
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # 0 times infinity
 @pytest.mark.parametrize("column", [3, R + 3])
 def test_a_key_of_score_minus_infinity_weighs_nothing(column):
-    """S-5: of the answer only what is infinite in its latent is NaN, and the lse is as without."""
+    """S-5: only outputs with an infinite latent element are NaN; the lse ignores the key."""
     step = build((70, 1), (33, 2))
     queries = step.q_nope if column < R else step.q_pe
     queries[0, :, 3] = -queries[0, :, 3].abs()

@@ -22,7 +22,7 @@ each_format = pytest.mark.parametrize("name", NAMES)
 @each_format
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
 def test_matches_dense_attention(name, rows):
-    """S-5, S-7, S-9: no error but float32's, and nothing of what lies past a row."""
+    """S-5, S-7, S-9: only float32's rounding error, and no effect of memory past a row."""
     step = build_fp8(name, *rows, padded_tokens=1, max_query_tokens=80)
     assert_close(step.attend(), dense(step))
 
@@ -53,7 +53,7 @@ def test_any_head_count(name, num_heads):
 
 @each_format
 def test_float16(name):
-    """S-5, S-11: queries and answers in half precision; codes and keys are exact there."""
+    """S-5, S-11: queries and outputs in half precision; codes and keys are exact there."""
     step = build_fp8(name, (40, 3), (70, 1), dtype=torch.float16)
     out, lse = step.attend()
     expected_out, expected_lse = dense(step)
@@ -64,7 +64,7 @@ def test_float16(name):
 
 @each_format
 def test_small_latents_in_float16(name):
-    """S-5, S-11: weights times scales that float16 hardly tells from 0 are as exact as others."""
+    """S-5, S-11: weights times scales that are almost 0 in float16 are as exact as others."""
     step = build_fp8(
         name, (90, 3), (70, 1), dtype=torch.float16, magnitude=2**-10, softmax_scale=0.2 * 2**10
     )
@@ -86,7 +86,7 @@ def test_keys_of_all_magnitudes(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "fp8_e4m3"])
 def test_latents_of_zeros(name):
-    """S-11: their scale is the smallest there is; the answer is zero, its lse that of the count."""
+    """S-11: their scale is the smallest possible; the output is 0, and the lse counts the keys."""
     step = build_fp8(name, (50, 1), magnitude=0.0)
     out, lse = step.attend()
     assert not out.any()

@@ -108,17 +108,17 @@ def test_the_interpreter_declares_no_bfloat16():
 
 
 @pytest.mark.parametrize("name", ["token_padding", "block_padding"])
-def test_rows_whose_scales_would_lie_anywhere_are_unsupported(name):
+def test_rows_with_unaligned_scales_are_unsupported(name):
     """S-11: the rules allow any number of bytes after rows of codes, kernels load whole floats."""
     created = backend.create()
     created.prepare(problem(cache_format="fp8_e4m3", **{name: 2}))
     created.prepare(problem(cache_format="fp8_ds_mla", **{name: 4}))
-    with pytest.raises(Unsupported, match=f"{name} 2"):
+    with pytest.raises(Unsupported, match=f"{name}=2"):
         created.prepare(problem(cache_format="fp8_ds_mla", **{name: 2}))
 
 
 def test_needs_a_gpu_or_the_interpreter(monkeypatch):
-    """With neither there is no backend, and the error says what is missing."""
+    """With neither there is no backend, and the error names what is missing."""
     monkeypatch.setattr(backend, "is_interpreting", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Unsupported, match="TRITON_INTERPRET"):
@@ -126,7 +126,7 @@ def test_needs_a_gpu_or_the_interpreter(monkeypatch):
 
 
 def test_views_travel_with_their_gaps():
-    """S-9: a strided array stays strided, and what lies between comes along."""
+    """S-9: a strided array stays strided, and the memory between its elements is copied too."""
     wide = np.arange(24, dtype=np.int32).reshape(4, 6)
     tensor = to_torch("block_table", wide[1:3, :5:2], CPU)
     assert tensor.tolist() == [[6, 8, 10], [12, 14, 16]]

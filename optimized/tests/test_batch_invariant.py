@@ -15,7 +15,7 @@ ROWS = ((90, 3), (1, 1), (0, 2), (200, 1), (33, 33), (250, 20))
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 40])
 def test_splits_of_fixed_length_are_right(parts):
-    """S-20: cutting by rows gives the answers of cutting by the grid, for any grid."""
+    """S-20: splits by rows give the outputs of splits by the grid, for any grid."""
     step = build(*ROWS, padded_tokens=2, batch_invariant=True)
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, programs_per_sm=parts))
     assert_close(step.attend(mla), dense(step))
@@ -33,7 +33,7 @@ def test_rows_of_several_queries_where_tokens_are_as_few_as_rows(num_heads, batc
 
 
 def test_bits_do_not_depend_on_batch_mates():
-    """S-20: the same row has the same bits alone, first, last, and beside longer rows."""
+    """S-20: the same row has the same bits alone, first, last, and next to longer rows."""
     mates = build((200, 1), (40, 40), (77, 5), seed=1, batch_invariant=True)
     alone = build((230, 2), seed=2, batch_invariant=True)
     mla = PagedMla(alone.config, "cpu", variant=SPLITS)
@@ -136,7 +136,7 @@ def test_no_program_joins_rows_of_one_split():
 @pytest.mark.parametrize("overhead", [0, 2, 5])
 @pytest.mark.parametrize("parts", [1, 3, 7, 40])
 def test_shares_cut_a_split_once_at_most(parts, overhead):
-    """S-20: every key tile lies in one share, and a split in one or two that follow each other.
+    """S-20: every key tile is in one share, and a split is in one share or two consecutive ones.
 
     The later one comes first in the grid, and begins with the split: it never waits, and nothing
     before it in the grid waits for what comes after.
@@ -184,7 +184,7 @@ def test_cuts_through_splits_change_no_bit(parts, heads):
 
 
 def test_states_are_taken_once_they_are_left():
-    """S-20: what tells of states is empty again after each launch, for the next layer's."""
+    """S-20: the flags of states are cleared again after each launch, for the next layer."""
     step = build((250, 1), (230, 1), (190, 1), batch_invariant=True, max_rows=128)
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, split_tiles=64, programs_per_sm=2))
     mla.workspace.fill_(torch.nan)
@@ -195,7 +195,7 @@ def test_states_are_taken_once_they_are_left():
 
 
 def test_lanes_change_no_bit():
-    """S-20: rows beside make the plan choose other lanes, and no other bits."""
+    """S-20: other rows make the plan choose other lanes, and no bit changes."""
     variant = replace(SPLITS, lanes=4)
     alone = build((230, 4), seed=2, num_heads=16, batch_invariant=True)
     mates = build(*[(200, 1)] * 5, seed=1, num_heads=16, batch_invariant=True)
@@ -210,7 +210,7 @@ def test_lanes_change_no_bit():
 
 
 def test_lanes_without_queries_leave_no_partials(monkeypatch):
-    """S-9: a lane beside a row of one query tile has none of its own; the next row's lie there."""
+    """S-9: next to a row of one query tile, a lane has no tile; memory there is the next row's."""
     monkeypatch.setattr(families, "MAX_FIXED_SPLITS", 4)
     rows = ((60, 1), (0, 1), (500, 4), (30, 4))
     step = build(*rows, num_heads=8, batch_invariant=True, max_rows=128, max_model_len=512)

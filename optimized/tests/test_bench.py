@@ -101,7 +101,7 @@ def test_documented_commands_are_understood(tmp_path, monkeypatch):
 
 
 def test_no_gpu_is_one_line(monkeypatch, capsys):
-    """S-20: where there is nothing to time, the command says so."""
+    """S-20: if there is nothing to time, the command reports it."""
     monkeypatch.setattr(sys, "argv", ["bench"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main() == 2
@@ -148,7 +148,7 @@ def test_a_row_fills_its_header():
 
 
 class FlashInferByHand:
-    """Attends as FlashInfer says it does: blocks of all rows in one list, causal from the end."""
+    """Attends as FlashInfer documents: blocks of all rows in one list, causal from the end."""
 
     def __init__(self, _workspace):
         pass
@@ -179,7 +179,7 @@ class FlashInferByHand:
         return out
 
 
-def test_flashinfer_is_told_the_whole_step(monkeypatch):
+def test_flashinfer_gets_the_whole_step(monkeypatch):
     """S-5: every row's own blocks and length, for rows that share no length."""
     module = SimpleNamespace(
         BatchMLAPagedAttentionWrapper=FlashInferByHand,
@@ -267,7 +267,7 @@ def put(cache, values, scale):
 
 
 def test_a_row_of_formats_fills_its_header():
-    """S-11: what a format costs is said beside the flat one, in each kind of products."""
+    """S-11: a report has the cost of a format relative to the flat one, for both products."""
     kinds = [f"{name} {products}" for name in formats.FP8_NAMES for products in formats.PRODUCTS]
     times = {kind: 10.0 + place for place, kind in enumerate(kinds)}
     row = {"case": "h16", "alone": times, "in_turns": times}
@@ -277,8 +277,8 @@ def test_a_row_of_formats_fills_its_header():
 
 
 @pytest.mark.parametrize("name", accuracy.FORMAT_NAMES[1:])
-def test_held_is_what_a_cache_stands_for(name):
-    """S-11: codes times scales, whatever lies where; other scales change their tokens alone."""
+def test_held_returns_the_values_of_a_cache(name):
+    """S-11: codes times scales, for any layout; other scales change only their tokens."""
     tensors = build(Case("one row", 4, 1, seq_lens=(16,), block_size=8), "cpu")
     cache = empty_cache(replace(tensors.config, cache_format=name), 2, "cpu")
     values = torch.arange(2 * 8 * 576).remainder(15).sub(7).view(2, 8, 576) / 4
@@ -291,8 +291,8 @@ def test_held_is_what_a_cache_stands_for(name):
         assert torch.equal(accuracy.held(cache), values.double())
 
 
-def test_accuracy_is_zero_where_answers_are_right(monkeypatch):
-    """S-5: keys lie where the block table says; a dominant key weighs nearly all."""
+def test_errors_are_zero_if_outputs_are_correct(monkeypatch):
+    """S-5: keys are where the block table specifies; a dominant key has almost all weight."""
     monkeypatch.setattr(accuracy, "KEYS", 128)
     tensors, latents = accuracy.inputs("peaked", 2, "cpu")
     numbers = accuracy.by_blocks(latents.double(), tensors)
@@ -314,7 +314,7 @@ def test_a_row_of_accuracy_fills_its_header():
 
 
 def test_lengths_round_once():
-    """S-22: float64 to bfloat16 in one step: torch's two steps lose what lies above a middle."""
+    """S-22: float64 to bfloat16 in one rounding; torch's two roundings lose bits above a middle."""
     above = 1 + 2**-8 + 2**-40
     values = torch.tensor([1 + 2**-8, above, 1 + 3 * 2**-8, -0.7, 0.0], dtype=torch.float64)
     assert lengths.rounded(values.numpy()).tolist() == [1, 1 + 2**-7, 1 + 2**-6, -0.69921875, 0]
@@ -351,7 +351,7 @@ def by_hand(tensors, factor=1.0):
 
 @pytest.mark.parametrize("keys", [1, 70])
 def test_errors_by_length_are_of_the_keys_that_a_row_has(monkeypatch, keys):
-    """S-5: what lies behind a row's last key counts for nothing; numbers are N(0, 1)."""
+    """S-5: memory after a row's last key has no effect; numbers are N(0, 1)."""
     step_on_a_cpu(monkeypatch, by_hand)
     step = lengths.Step(2, "bf16", keys)
     tensors = lengths.inputs(step)
@@ -373,8 +373,8 @@ def test_errors_by_length_are_of_the_keys_that_a_row_has(monkeypatch, keys):
     assert row["errors"][lengths.BEFORE] == (0.1, 0.2, 0.3)
 
 
-def test_fp8_errors_by_length_are_beside_the_numbers_of_the_cache(monkeypatch):
-    """S-11: FlashMLA gets codes and their scale; what reads no FP8 cache is not asked."""
+def test_fp8_errors_by_length_are_next_to_the_numbers_of_the_cache(monkeypatch):
+    """S-11: FlashMLA gets codes and their scale; kernels without FP8 caches are not called."""
     step_on_a_cpu(monkeypatch, by_hand)  # over the latents as they were
 
     def flashmla(tensors, codes, scale):
@@ -435,7 +435,7 @@ def test_a_row_of_appends_fills_its_header():
 
 
 def test_a_row_of_layers_fills_its_header():
-    """S-21: forms beside what was chosen of them, a chunk beside the peers that were there."""
+    """S-21: both forms with the chosen one, and a chunk with the other kernels that were timed."""
     forms = {"step": "h16", "chosen": "materialized", "errors": {"absorbed": 1e-3}}
     forms["us"] = {"absorbed": 10.0, "materialized": 12.0}
     chunk = forms | {"us": {"ours": 10.0, "fa3": 15.0, "gather": 1.0}}
@@ -466,7 +466,7 @@ def test_ranks_are_timed_on_their_own_tokens():
 
 
 def test_ranks_need_two_gpus(monkeypatch, capsys):
-    """S-18: said in one line where there is one."""
+    """S-18: the error is one line if there is one GPU."""
     monkeypatch.setattr(sys, "argv", ["parallel"])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(SystemExit) as caught:
@@ -475,7 +475,7 @@ def test_ranks_need_two_gpus(monkeypatch, capsys):
     assert capsys.readouterr().err == "needs two GPUs, found 1\n"
 
 
-def test_a_layer_is_timed_on_right_answers():
+def test_a_layer_is_timed_on_correct_outputs():
     """S-21: both forms of a step pass the benchmark's own check; other keys do not."""
     problem = layer.Problem(layer.Step("h2", 2, 3, 61), "cpu", torch.float32)
     for absorbed in (1, 0):

@@ -19,7 +19,7 @@ def config(**changes):
     return MlaConfig(**({"softmax_scale": 192**-0.5, "block_size": 64} | sizes | changes))
 
 
-def test_the_interpreter_runs_a_small_step_and_says_that_its_times_mean_nothing(capsys):
+def test_the_interpreter_runs_a_small_step_with_a_note_about_its_times(capsys):
     assert bench.main([*SMALL, "--query-len", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("model     small (kv_lora_rank 32, qk_rope_head_dim 16); float16")
@@ -27,7 +27,9 @@ def test_the_interpreter_runs_a_small_step_and_says_that_its_times_mean_nothing(
     assert "Triton's interpreter, torch " in lines[2]
     assert lines[3].startswith("kernel    portable Triton kernel; not few")
     assert re.match(r"time      [\d.]+ us \(median of 3\), least [\d.]+, middle half", lines[4])
-    assert lines[5:] == ["These are times of the interpreter on a CPU. They say nothing of a GPU."]
+    assert lines[5:] == [
+        "These are times of the interpreter on a CPU. They do not predict times on a GPU."
+    ]
 
 
 def test_rates_are_those_of_the_median():
@@ -45,7 +47,7 @@ def test_a_query_sees_no_key_behind_it():
     assert Step(3, 10, 4).seen == 3 * (7 + 8 + 9 + 10)
 
 
-def test_bytes_are_those_of_the_cache_the_queries_and_the_answers():
+def test_bytes_are_those_of_the_cache_the_queries_and_the_outputs():
     """By hand: 2 rows of 2 blocks; 3 tokens of 4 heads each, and an lse in float32."""
     cfg = config(num_heads=4, kv_lora_rank=32, qk_rope_head_dim=16)
     assert Step(2, 70, 3).nbytes(cfg) == 2 * 2 * 64 * 96 + 2 * 3 * 4 * (2 * (32 + 16 + 32) + 4)
@@ -82,7 +84,10 @@ def test_a_step_larger_than_the_free_memory_is_refused(monkeypatch):
         ([*SMALL, "--dtype", "float32"], "--dtype: got float32; allowed: float16, the type of"),
         ([*SMALL[:4], "--rows", str(2**31), "--seq-len", "1"], "max_rows: got 2147483648; allowed"),
         ([*SMALL[:4], "--rows", "64", "--seq-len", "4096"], "1,048,576 pairs of query and key"),
-        (["--rows", "2", "--seq-len", "70"], "dtype torch.bfloat16: Triton's interpreter"),
+        (
+            ["--rows", "2", "--seq-len", "70"],
+            "dtype torch.bfloat16 is not supported by Triton's interpreter",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line(capsys, arguments, message):
@@ -111,17 +116,21 @@ def test_a_wrong_command_line_is_refused_in_one_line(capsys, arguments, message)
     assert said.count("\n") == 1
 
 
-def test_without_a_gpu_it_says_so(capsys, monkeypatch):
+def test_without_a_gpu_there_is_an_error(capsys, monkeypatch):
     monkeypatch.setattr(bench, "is_interpreting", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert bench.main(list(SMALL)) == 2
-    assert "torch finds no GPU: paged-mla doctor says what is missing" in capsys.readouterr().err
+    assert (
+        "torch finds no GPU; run paged-mla doctor to see what is missing" in capsys.readouterr().err
+    )
 
 
-def test_buffers_that_do_not_fit_beside_the_step_are_a_refusal(capsys, monkeypatch):
+def test_buffers_that_do_not_fit_with_the_step_are_an_error(capsys, monkeypatch):
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB.")
 
     monkeypatch.setattr(bench, "timed", fail)
     assert bench.main(list(SMALL)) == 2
-    assert capsys.readouterr().err == ("paged-mla bench: the GPU has no room: take fewer --rows\n")
+    assert capsys.readouterr().err == (
+        "paged-mla bench: the GPU is out of memory; use fewer --rows\n"
+    )

@@ -1,7 +1,7 @@
-"""Whatever tensors on the device hold: rows S-2 does not allow are padding, ids are no addresses.
+"""For any tensors on the device, rows that S-2 does not allow are padding, and ids stay in bounds.
 
-Each test is a cell of the table in ``docs/contract.md``. Rows beside the illegal one keep their
-answers and what they cache, bit for bit.
+Each test is a cell of the table in ``docs/contract.md``. Rows next to the illegal row keep the bits
+of their outputs and of their cached tokens.
 """
 
 import sys
@@ -56,7 +56,7 @@ def appended(mla: PagedMla, step: Step, slots: torch.Tensor | None = None) -> to
 
 
 def attended(mla: PagedMla, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the answers, written between tokens that have to stay as they are."""
+    """Return the outputs, which are written between tokens that must stay unchanged."""
     tokens, room = len(step.q_nope), 8
     outs = torch.full((tokens + 2 * room, *step.q_nope.shape[1:]), 5.0)
     lses = torch.full(outs.shape[:2], 5.0)
@@ -197,7 +197,7 @@ def test_named_slots_stay_in_the_cache(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seq_len", [2, 300, -4])
-def test_illegal_rows_beside_fp8_rows(name, seq_len):
+def test_illegal_rows_next_to_fp8_rows(name, seq_len):
     """S-2, S-11: the plan's own slots, of rows with scales too."""
     step = build(*ROWS, cache_format=name)
     caches = [empty_cache(name, len(step.cache), 16) for _ in range(2)]
@@ -219,7 +219,7 @@ def tree_rows(mask: torch.Tensor, **changes: object) -> tuple[PagedMla, Step]:
 
 @pytest.mark.parametrize("missing", [1, 16, 17, 32])
 def test_masks_that_are_too_short(missing):
-    """S-14: a row whose elements do not lie in the mask is padded; those before it are not."""
+    """S-14: a row whose elements are not in the mask is padded; rows before it are not."""
     lines = torch.ones(4, 4, dtype=torch.bool).tril().flatten()
     mla, step = tree_rows(torch.cat([lines, lines])[: 32 - missing])
     out, lse = attended(mla, step)
@@ -294,7 +294,7 @@ def test_request_ids_and_lengths_that_no_map_has(ids, lens, fill):
 
 @pytest.mark.parametrize("fill", [-1, 0, 1])
 def test_slots_that_no_map_has(fill):
-    """S-1: a slot below 0 is in no block, whatever stands for blocks that rows do not have."""
+    """S-1: a slot below 0 is in no block, for every value of entries without a block."""
     cfg = config(table_multiple=1, table_fill=fill)
     mla = PagedMla(cfg, "cpu")
     req_to_token = torch.arange(64, dtype=I32).view(1, 64)
@@ -382,7 +382,7 @@ def test_tails_of_blocks_that_no_cache_has(which, block):
 
 
 def prefill_step(starts: list[int], keys: list[int], *, causal: bool = True, tokens: int = 8):
-    """Return the answers of rows that share 12 keys, between guards that stay as they are."""
+    """Return the outputs of rows that share 12 keys, between guards that must stay unchanged."""
     cfg = PrefillConfig(
         num_heads=2, softmax_scale=0.2, max_rows=4, max_tokens=16, qk_nope_head_dim=16,
         qk_rope_head_dim=16, v_head_dim=16, dtype=torch.float32, causal=causal,

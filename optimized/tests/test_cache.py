@@ -112,7 +112,7 @@ def test_scales_are_those_of_the_format(name):
     ids=["scales", "width", "dtype", "address", "strides"],
 )
 def test_rows_with_scales_among_them(make, message):
-    """S-11: uint8 whose scales lie at multiples of 4 bytes, and no tensor of scales."""
+    """S-11: uint8 whose scales are at multiples of 4 bytes, and no scale tensor."""
     mla, cache = planned("fp8_ds_mla"), empty_cache("fp8_ds_mla", 7, 16)
     append(mla, cache)
     append(mla, cache.latents)
@@ -167,7 +167,7 @@ def test_the_suites_cache_keeps_its_bytes(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tails_are_copied_as_bytes_with_their_scales(name):
-    """S-11, S-15: what lies behind the tail, and the scales that only serve that, stay."""
+    """S-11, S-15: memory after the tail, and the scales that only it uses, stay unchanged."""
     sizes = {"max_requests": 2, "branches": 1, "steps": 1, "prefix_width": 1, "own_width": 1}
     drafts = DraftSteps(**sizes, block_size=16, device="cpu")
     lens, table = torch.tensor([10, 0], dtype=torch.int32), torch.tensor([[0], [9]]).int()

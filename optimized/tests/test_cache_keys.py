@@ -1,6 +1,6 @@
 """What Triton calls a binary on disk depends on its kernel alone (compiled mode, another process).
 
-Engines start many processes: each would compile anew what another has under another name.
+Engines start many processes. Without this, each compiles again what another has under another name.
 """
 
 import json
@@ -21,7 +21,7 @@ kernels = {one.fn.__name__: one for one in functions if one.fn.__name__.endswith
 names = sorted(kernels, reverse=sys.argv[1] == "reversed")
 for name in names:
     Launcher(KernelSpec(kernels[name], {}))
-    kernels[name].cache_key  # as a launch asks for it
+    kernels[name].cache_key  # as in a launch
 print(json.dumps({
     name: {
         "key": kernels[name].cache_key,
@@ -50,7 +50,7 @@ def test_names_do_not_tell_which_kernel_came_first(kernels):
 
 
 def test_constants_of_one_name_have_one_value(kernels):
-    """Triton orders them by name, and those of one name by where their modules lie in memory."""
+    """Triton orders them by name, and those of one name by the addresses of their modules."""
     for name, kernel in kernels.items():
         values = defaultdict(set)
         for constant, value in kernel["constants"]:

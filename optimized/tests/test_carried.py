@@ -17,7 +17,7 @@ ROOM = Path(paged_mla_optimized.kernels.__file__).parent
 LOOP = """
 def kernel(first, n):
     slot = first
-    {begun}
+    {before_loop}
     for i in {passes}(n):
         use(before)
         {again}
@@ -70,26 +70,29 @@ def lost(source: str) -> set[str]:
                 continue
             inside = set(ast.walk(loop))
             outside = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
-            begun = alike(copies(*(node for node in outside if node not in inside)))
+            before_loop = alike(copies(*(node for node in outside if node not in inside)))
             for a, b in copies(loop):
-                if any({a, b} <= group for group in begun):
+                if any({a, b} <= group for group in before_loop):
                     found.add(f"{function.name}: {a} = {b}")
     return found
 
 
-@pytest.mark.parametrize("begun", ["before = slot", "before = first"])
+@pytest.mark.parametrize("before_loop", ["before = slot", "before = first"])
 @pytest.mark.parametrize(
     "again", ["before = slot", "before, slot = slot, slot + 1", "if i > 2: before = slot"]
 )
-def test_such_a_loop_is_found(begun, again):
-    assert lost(LOOP.format(begun=begun, again=again, passes="range")) == {"kernel: before = slot"}
+def test_such_a_loop_is_found(before_loop, again):
+    assert lost(LOOP.format(before_loop=before_loop, again=again, passes="range")) == {
+        "kernel: before = slot"
+    }
 
 
 @pytest.mark.parametrize(
-    ("begun", "passes"), [("before = first - 1", "range"), ("before = slot", "tl.static_range")]
+    ("before_loop", "passes"),
+    [("before = first - 1", "range"), ("before = slot", "tl.static_range")],
 )
-def test_others_are_not(begun, passes):
-    assert not lost(LOOP.format(begun=begun, again="before = slot", passes=passes))
+def test_others_are_not(before_loop, passes):
+    assert not lost(LOOP.format(before_loop=before_loop, again="before = slot", passes=passes))
 
 
 @pytest.mark.parametrize(

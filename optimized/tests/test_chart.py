@@ -1,4 +1,4 @@
-"""S-20: the pictures of speed show what the reports say."""
+"""S-20: the pictures of speed show the numbers of the reports."""
 
 import runpy
 import subprocess
@@ -49,7 +49,7 @@ def test_a_bar_below_the_peer_has_a_colour_of_its_own(drawn):
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_the_picture_is_said_in_words_too(drawn, theme):
+def test_the_picture_is_described_in_words_too(drawn, theme):
     """Labels and numbers are text that can be selected, and a title reads the picture out."""
     svg = ET.parse(drawn / f"speed-{theme}.svg").getroot()
     title = svg.findtext("{http://www.w3.org/2000/svg}title")

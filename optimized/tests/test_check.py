@@ -65,7 +65,7 @@ def ranks(group_of_one):
 @pytest.mark.parametrize("of", ["layer", "ranks"])
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_steps_no_rule_allows(of, name, request):
-    """S-1, S-2, S-13: as `PagedMla.check` refuses them; the step that they spoil passes."""
+    """S-1, S-2, S-13: the errors of `PagedMla.check`; the unchanged step passes."""
     check, step = of_fields(request.getfixturevalue(of).check), build(*LENS)
     check(**lengths(step), num_blocks=9)
     argument, changes = ILLEGAL[name]
@@ -213,7 +213,7 @@ def test_prefixes_that_pass_int32_with_their_drafts():
 
 
 def test_a_step_of_another_instance():
-    """S-17: its plan lies in buffers of its own; this one's would be read by numbers of another."""
+    """S-17: its plan has separate buffers; the sizes of another instance do not fit this plan."""
     step = build((20, 3), (33, 1))
     mlas = [PagedMla(step.config, "cpu") for _ in range(2)]
     for mla in mlas:

@@ -160,7 +160,7 @@ def _heads(starts, key_starts, num_tokens=8):
     return heads.attend("new", starts, key_starts, q=q, k=q, v=q[..., :16], lse=lse)
 
 
-def test_a_layer_compares_what_the_host_was_told(monkeypatch):
+def test_a_layer_compares_the_lengths_on_the_host(monkeypatch):
     """S-21: lengths of the step before are refused before anything is planned."""
     monkeypatch.setenv("PAGED_MLA_CHECK", "1")
     step, layer = build((9, 1), (17, 5), (0, 0), (6, 0)), layer_of(config())

@@ -164,8 +164,8 @@ def test_capacities(call, changes, message):
         getattr(mla, call)(step.described, **given)
 
 
-def test_queries_are_tensors_where_answers_are_allocated():
-    """S-5: their shape is asked first."""
+def test_queries_are_tensors_if_outputs_are_allocated():
+    """S-5: `attend` reads their shape first."""
     step = build((20, 3), (33, 1))
     mla = PagedMla(step.config, "cpu")
     step.attend(mla)
@@ -174,7 +174,7 @@ def test_queries_are_tensors_where_answers_are_allocated():
 
 
 @pytest.mark.parametrize("call", ["append", "attend", "quantize_queries"])
-def test_a_call_before_plan_says_so(call):
+def test_a_call_before_plan_is_an_error(call):
     """S-17: its tensors are right, so their shape is not what is wrong."""
     stored = {"cache_format": "fp8_e4m3"} if call == "quantize_queries" else {}
     step = build((20, 3), (33, 1), **stored)
@@ -185,7 +185,7 @@ def test_a_call_before_plan_says_so(call):
         "quantize_queries": (step.q_nope, step.q_pe),
     }
     message = (
-        f"{call}: got 4 tokens, and no step with tokens is planned; allowed: a call after plan"
+        f"{call}: got 4 tokens, but no step with tokens is planned; allowed: a call after plan"
     )
     with pytest.raises(InvalidArgument, match=message):
         getattr(mla, call)(*arguments[call])
@@ -195,7 +195,7 @@ def test_a_call_before_plan_says_so(call):
 
 @pytest.mark.parametrize("name", ["ckv", "k_pe"])
 def test_gathered_tokens_have_a_place_each(name):
-    """S-9: one line of an expanded tensor would hold whatever came last."""
+    """S-9: one line of an expanded tensor would have the value that is written last."""
     step = build((20, 3), (33, 1))
     mla = PagedMla(step.config, "cpu")
     step.attend(mla)
@@ -207,7 +207,7 @@ def test_gathered_tokens_have_a_place_each(name):
 
 @pytest.mark.parametrize("name", ["cache", "cache.scales"])
 def test_cached_tokens_have_a_place_each(name):
-    """S-10: in a cache made by expanding, tokens would lie on each other."""
+    """S-10: in a cache made by expanding, tokens would overlap."""
     step = build((20, 3), (33, 1), cache_format="fp8_block_token")
     mla = PagedMla(step.config, "cpu")
     mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4))
@@ -223,7 +223,7 @@ def test_cached_tokens_have_a_place_each(name):
 
 
 def test_a_device_that_there_is_not():
-    """S-17: said as what this build of torch does not have."""
+    """S-17: the error reports a device that this build of torch does not have."""
     with pytest.raises(Unsupported, match="device nonsense"):
         PagedMla(config(), "nonsense")
 
@@ -235,7 +235,7 @@ def test_a_device_without_memory():
 
 
 @pytest.mark.parametrize("rope", [None, Rope(RopePairing.NEOX, yarn=Yarn(40.0, 64))])
-def test_the_default_device_is_not_asked(rope):
+def test_the_default_device_is_not_used(rope):
     """S-12: a model is often built while tensors go to `meta`, or to a device of other cosines."""
     with torch.device("meta"):
         mla = PagedMla(config(rope=rope), "cpu")
@@ -261,7 +261,7 @@ def test_a_config_of_another_class(make):
 
 @pytest.mark.parametrize("variant", [0, 16, "tile"])
 def test_tiles_of_another_class(variant):
-    """S-17: a name, or a number of pairs, says nothing of all the others."""
+    """S-17: a name, or a number of pairs, does not determine the other constants."""
     with pytest.raises(InvalidArgument, match=r"variant: got a .*; allowed: a AttendVariant"):
         PagedMla(config(), "cpu", variant=variant)
 
@@ -353,13 +353,13 @@ def test_an_interpreter_that_is_chosen_too_late(monkeypatch, was):
     ],
 )
 def test_interpreters_that_run_these_kernels(monkeypatch, triton, numpy, works):
-    """Refused when built, by its versions; on a GPU it is not asked."""
+    """Rejected at construction, by version; not checked on a GPU."""
     monkeypatch.setattr(interpreter.triton, "__version__", triton)
     monkeypatch.setattr(interpreter.np, "__version__", numpy)
     if works:
         PagedMla(config(), "cpu")
         return
-    with pytest.raises(Unsupported, match=rf"interpreter of Triton {triton}.*allowed"):
+    with pytest.raises(Unsupported, match=rf"interpreter of Triton {triton}.*not supported; use"):
         PagedMla(config(), "cpu")
 
 

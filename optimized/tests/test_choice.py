@@ -41,7 +41,7 @@ TREE = replace(README_SIZED, mask="tree:qlen", max_draft_tokens=5)
     ],
 )
 def test_query_length_of_tiles_follows_from_the_step(instance, rows, tokens, told, expected):
-    """What is told; else decode where no row needs more than a token; fixed in fixed steps."""
+    """The step's value; else decode if no row needs more than a token; constant if invariant."""
     assert step_query_len(instance, rows, tokens, told) == expected
 
 
@@ -115,7 +115,7 @@ def test_a_variant_given_serves_every_step():
 
 @pytest.mark.parametrize("inside", [True, False], ids=["plan-compiled", "plan-eager"])
 def test_a_compiled_step_chooses_as_it_would(inside):
-    """S-17: the ops carry what the step was told, wherever it was planned."""
+    """S-17: the ops get the step's value, no matter where the step was planned."""
     step = build((90, 2), (40, 2), num_heads=12)
     mla = PagedMla(step.config, "cpu")
     lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)

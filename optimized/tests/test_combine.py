@@ -9,7 +9,7 @@ from paged_mla_optimized import PagedMla
 
 @pytest.mark.parametrize("queries", [0, 1], ids=["no-queries", "no-keys"])
 @pytest.mark.parametrize("seq_len", [200, 320], ids=["few-partials", "many-partials"])
-def test_rows_beside_do_not_change_the_bits(seq_len, queries):
+def test_other_rows_do_not_change_the_bits(seq_len, queries):
     """S-17: alone, or in a bucket of 70 rows of which the others are empty."""
     sizes = {"max_rows": 70, "max_query_tokens": 71, "max_model_len": 512}
     alone = build((seq_len, 1), **sizes)
@@ -24,7 +24,7 @@ def test_rows_beside_do_not_change_the_bits(seq_len, queries):
 
 @pytest.mark.parametrize("seq_len", [40, 200, 320])
 def test_joins_any_number_of_partials(seq_len):
-    """S-8, S-20: one, up to eight, or more of them come to the same answer."""
+    """S-8, S-20: one, up to eight, or more partial results give the same output."""
     step = build((seq_len, 3), (65, 1), num_heads=6, max_model_len=512)
     mla = PagedMla(step.config, "cpu")
     assert_close(step.attend(mla), dense(step))
@@ -33,7 +33,7 @@ def test_joins_any_number_of_partials(seq_len):
 
 @pytest.mark.parametrize("heads", [1, 3, 5])
 def test_pairs_of_a_row_stay_in_it(heads):
-    """S-8: a row joined from two partials leaves the next row, and what lies behind, alone."""
+    """S-8: a row merged from two partial results does not change the next row or later memory."""
     step = build((64, 1), (3, 1), num_heads=heads)
     assert_close(step.attend(), dense(step))
 

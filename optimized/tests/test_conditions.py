@@ -13,7 +13,7 @@ def _store_some(out_ptr, num_rows, num_columns, N: tl.constexpr):
     tl.store(out_ptr + row * N + column, 1, mask=(row < num_rows) & (column < num_columns))
 
 
-def test_a_scalars_condition_masks_beside_a_tensors():
+def test_a_scalars_condition_masks_with_a_tensors():
     device_facts(torch.device("cpu"))  # as an instance asks for them
     out = torch.zeros(3, 4, dtype=torch.int32)
     _store_some[(3,)](out, 2, 3, 4)

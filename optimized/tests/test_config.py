@@ -101,7 +101,7 @@ def test_legal_but_unknown_values_are_unsupported(changes):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_ds_mla", "fp8_block_token", "fp8_block_group"])
 def test_fp8_is_no_matter_of_the_dtype(name, dtype):
-    """S-11: queries, new latents and answers of any type go with each FP8 format."""
+    """S-11: each FP8 format allows queries, new latents and outputs of any dtype."""
     cfg = config(cache_format=name, dtype=dtype, kv_lora_rank=256)
     assert cfg.is_fp8
     assert cfg.stored is FORMATS[name]
@@ -125,9 +125,9 @@ def test_without_a_format_a_cache_is_of_the_dtype(dtype, name):
 
 
 def test_another_dtype_does_not_change_a_format_that_is_there():
-    """S-11: the error says how to have it follow."""
+    """S-11: the error states how to change the format too."""
     found = MlaConfig(softmax_scale=192**-0.5, **REAL)
-    with pytest.raises(InvalidArgument, match="cache_format: got bf16; allowed: fp16 or None"):
+    with pytest.raises(InvalidArgument, match="cache_format: got bf16; allowed: fp16, or None"):
         replace(found, dtype=torch.float16)
 
 

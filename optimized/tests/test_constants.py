@@ -24,7 +24,7 @@ CAPACITIES = ({"max_rows": 300}, {"max_query_tokens": 4096}, {"max_model_len": 1
 
 @pytest.mark.parametrize("change", CAPACITIES, ids=str)
 @pytest.mark.parametrize("query_len", [1, 2, 8])
-def test_capacities_compile_nothing_anew(change, query_len):
+def test_capacities_compile_nothing_again(change, query_len):
     """S-20: instances of one model share their kernels, however large each is."""
 
     def specs(config):

@@ -93,7 +93,7 @@ def test_step_from_a_request_map():
 
 
 def test_a_map_needs_a_config_that_builds_tables():
-    """S-1: nothing is allocated for tables unless the config says so."""
+    """S-1: tables are only allocated if the config requires them."""
     request_map = RequestMap(torch.zeros(1, 8, dtype=I32), torch.zeros(1, dtype=I32))
     cu, lens = torch.tensor([0, 1], dtype=I32), torch.tensor([1], dtype=I32)
     with pytest.raises(InvalidArgument, match="block_table"):

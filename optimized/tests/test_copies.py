@@ -52,8 +52,8 @@ OWNERS = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize(("name", "owner"), OWNERS.items(), ids=OWNERS.keys())
 def test_owners_of_kernels_are_not_copied(name, owner, way):
-    """S-17: nor is a model that holds one; the refusal says what to do."""
-    with pytest.raises(Unsupported, match=f"of a {name}, .*: make another {name} with"):
+    """S-17: neither is a model with such an object; the error states what to do."""
+    with pytest.raises(Unsupported, match=f"of a {name}, .*; make another {name} with"):
         way({"model": [owner()]} if way is copy.deepcopy else owner())
 
 

@@ -17,7 +17,7 @@ OPERATIONS = sorted(path.parent.name for path in SOURCE.glob("operations/*/__ini
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_the_page_of_an_operation_has_its_files_and_kernels(operation):
-    """Whatever launches something, and every kernel file that it launches."""
+    """The page links every file that launches a kernel, and every kernel file that it launches."""
     folder = SOURCE / "operations" / operation
     linked = re.findall(r"\]\(([^)#]+)\)", (folder / "README.md").read_text())
     found = {(folder / target).resolve() for target in linked}
@@ -70,7 +70,7 @@ def test_the_layer_in_an_engine():
     assert names["lse"].shape == (tokens, 16)
 
 
-def test_every_condition_of_the_contract_is_checked_or_says_why_not():
+def test_every_condition_of_the_contract_is_checked_or_has_a_reason():
     """S-9: the last cell names an error, a check or another program; or nothing, and a reason."""
     page = (DOCS / "contract.md").read_text()
     tables = page.split("| keep | otherwise | what checks it |\n|---|---|---|\n")[1:]

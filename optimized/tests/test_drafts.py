@@ -95,7 +95,7 @@ def test_tails_are_copied():
 
 
 def test_prefixes_of_nothing_touch_no_cache():
-    """S-6: padding, whatever its blocks: so both compile before requests come."""
+    """S-6: rows are padding for any blocks, so both kernels can compile before requests arrive."""
     cache = torch.full((2, 4, 6), torch.nan)
     before = cache.clone()
     steps, blocks = draft_steps(), torch.full_like(BRANCH_BLOCKS, -1)
@@ -198,7 +198,7 @@ def test_a_window_keeps_the_length_that_it_was_made_with():
     ],
 )
 def test_tails_of_another_cache_are_not_copied(cache):
-    """S-15: other blocks, rows that are not dense or lie on each other, other scales: refused."""
+    """S-15: other blocks, rows that are not dense or overlap, and other scales are rejected."""
     with pytest.raises(InvalidArgument, match="cache"):
         draft_steps().copy_tails(cache, PREFIX_LENS, PREFIX_TABLE, BRANCH_BLOCKS)
 

@@ -231,7 +231,7 @@ def test_a_compiled_function_has_a_graph_break():
     assert_answers((out - 1, lse), expected(arguments, causal=True))
 
 
-def test_threads_take_turns():
+def test_threads_run_one_after_another():
     arguments = step((40, 7), query_len=3)
     answers = []
     threads = [Thread(target=lambda: answers.append(call(arguments))) for _ in range(3)]

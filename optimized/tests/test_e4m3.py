@@ -82,7 +82,7 @@ def test_random_values():
 
 
 def test_nan_has_one_code():
-    """S-11: 0x7f, whatever its sign and payload."""
+    """S-11: 0x7f, for any sign and payload."""
     patterns = np.array([0x7FC00000, 0x7F800001, 0xFFC00000, 0xFFFFFFFF], np.uint32)
     assert (encoded(patterns.view(np.float32)) == 0x7F).all()
 

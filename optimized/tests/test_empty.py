@@ -4,7 +4,7 @@ from mla_step import R, assert_close, build, dense
 from paged_mla_optimized import PagedMla
 
 
-def test_padded_rows_and_tokens_answer_nothing():
+def test_padded_rows_and_tokens_have_empty_outputs():
     """S-2, S-6: rows of length 0 and tokens past the last row give (0, -inf), NaN inputs or not."""
     step = build((0, 2), (33, 2), (0, 1), padded_tokens=3)
     step.q_nope[:2] = torch.nan
@@ -16,7 +16,7 @@ def test_padded_rows_and_tokens_answer_nothing():
 
 
 def test_rows_without_queries():
-    """S-2: rows that ask nothing take no part."""
+    """S-2: rows without queries have no effect."""
     step = build((65, 0), (33, 1), (7, 0), (20, 2))
     assert_close(step.attend(), dense(step))
 

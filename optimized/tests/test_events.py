@@ -1,4 +1,4 @@
-"""Events of layers. A CPU has none to record: stand-ins take notes."""
+"""Events of layers. A CPU has no events to record: mock events record the calls."""
 
 import pytest
 import torch
@@ -67,5 +67,5 @@ def test_events_of_no_layer(num_layers):
 
 def test_without_a_gpu_there_are_no_events(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Unsupported, match="there is no GPU"):
+    with pytest.raises(Unsupported, match="need a GPU"):
         LayerEvents(2)

@@ -88,7 +88,7 @@ def test_explanation_of_a_row_that_its_table_is_too_narrow_for():
 
 
 def test_memory_account_is_complete():
-    """S-9: every byte of plan and workspace is on the list; answers are not held."""
+    """S-9: the list has every byte of plan and workspace; outputs are not stored."""
     mla = PagedMla(config(), "cpu")
     buffers = {buffer.name: buffer.nbytes for buffer in mla.memory()}
     assert not {"out", "lse"} & set(buffers)
@@ -98,7 +98,7 @@ def test_memory_account_is_complete():
 
 
 def test_log_names_config_and_bytes(caplog):
-    """An instance says what it is, once, through the standard library."""
+    """An instance logs its description, once, through the standard library."""
     with caplog.at_level(logging.INFO, LOGGER.name):
         PagedMla(config(), torch.device("cpu"))
     [record] = caplog.records

@@ -156,7 +156,7 @@ def test_the_whole_step_takes_least_time(num_heads, dims):
 
 @pytest.mark.parametrize("num_heads", [2, 16, 128])
 def test_what_an_order_costs(num_heads):
-    """S-21: beside each row in the form that is better for it alone."""
+    """S-21: compared with each row in the form that is better for it alone."""
     config, generator = layer(num_heads), np.random.default_rng(num_heads)
     for _ in range(60):
         rows = some_rows(generator)

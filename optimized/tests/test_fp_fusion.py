@@ -27,7 +27,7 @@ def launches():
     }
 
 
-def test_every_launch_says_whether_products_and_sums_are_fused():
+def test_every_launch_sets_whether_products_and_sums_are_fused():
     """`Launcher` does for all it launches, see `test_launch.py`; the others name the option."""
     found = {place: ast.unparse(call) for place, call in launches().items()}
     by_launcher = {place for place in found if place.startswith("runtime/launch.py")}

@@ -67,7 +67,7 @@ def gather(changed: str = "") -> None:
 
 
 @pytest.mark.parametrize(("changed", "counts"), [(name, SPREAD[name][1]) for name in SPREAD])
-def test_strides_are_told_apart_where_triton_does(launches, changed, counts):
+def test_strides_differ_where_triton_specializes(launches, changed, counts):
     """A binary for some strides never starts for others; tables and lengths find it again."""
     gather()
     gather(changed)

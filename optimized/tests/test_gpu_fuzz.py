@@ -51,7 +51,7 @@ def drawn(combination=FP32, steps=2, arch=INTERPRETER, **changes):
 
 
 def plant(monkeypatch, attends):
-    """Let one element of an answer be off, from attend number `attends` on."""
+    """Change one element of an output, from attend number `attends` on."""
     attend, count = EagerRunner.attend, iter(range(10**6))
 
     def spoiled(self, batch):
@@ -87,7 +87,7 @@ def test_a_draw_is_its_number_and_is_served_by_its_family(combination):
         assert found.families("sm90").count(combination.family) >= 12
 
 
-def test_rows_have_fewer_keys_than_queries_where_asked_for():
+def test_rows_have_fewer_keys_than_queries_with_the_option():
     """S-2: without a causal mask alone."""
     for number in range(20):
         for fewer in (False, True):
@@ -115,7 +115,7 @@ def test_a_wrong_step_is_reported_and_those_before_it_count(monkeypatch):
     assert not outcome.is_fatal
 
 
-def test_a_failure_is_told_with_the_command_that_asks_it_again(monkeypatch, capsys):
+def test_a_failure_is_reported_with_the_command_that_runs_it_again(monkeypatch, capsys):
     with monkeypatch.context() as planted:
         plant(planted, 0)
         assert run(options(seconds=0.01)) == WRONG
@@ -131,7 +131,7 @@ def test_too_few_draws_are_no_success(capsys):
     assert "fewer than 3 draws of 1 combinations: portable/fp32/eager 2" in capsys.readouterr().out
 
 
-def test_the_command_asks_in_processes():
+def test_the_command_runs_in_processes():
     told = subprocess.run(
         [
             *(sys.executable, str(FOLDER), "--device", "cpu", "--workers", "1", "--seconds", "1"),

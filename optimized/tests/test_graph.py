@@ -1,4 +1,4 @@
-"""What is left when capturing fails. There is nothing to record on a CPU: stand-ins take notes."""
+"""The state after a capture fails. A CPU cannot capture: mock graphs record the calls."""
 
 import itertools
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ TOKENS = {"q_nope": ((64, 4, R), torch.float32), "q_pe": ((64, 4, P), torch.floa
 
 
 class Graph:
-    """Stands in for a graph; counts its replays, and knows its pool."""
+    """Replaces a graph; counts its replays, and stores its pool."""
 
     def __init__(self):
         self.replays = 0
@@ -105,7 +105,7 @@ def assert_idle(inputs):
         assert not tensor.any()
 
 
-def test_a_machine_without_a_gpu_is_told_what_to_do_instead(monkeypatch):
+def test_without_a_gpu_the_error_names_the_alternative(monkeypatch):
     """S-20: a legal request that is not served there, by name and with the way out."""
     monkeypatch.undo()
     with pytest.raises(Unsupported, match=r"inputs are on cpu.*need a GPU.*without a graph"):
@@ -114,7 +114,7 @@ def test_a_machine_without_a_gpu_is_told_what_to_do_instead(monkeypatch):
 
 @pytest.mark.parametrize("call", [1, 3, 4, 6], ids=["warm-up", "capture", "second", "last"])
 def test_inputs_are_idle_after_a_failed_capture(call, streams):
-    """S-17: another step may use the inputs, and other work the stream, whatever call failed."""
+    """S-17: after any call fails, another step can use the inputs and other work the stream."""
     model = Model(fails_at=call)
     with pytest.raises(RuntimeError, match="out of memory"):
         model.graphed(SMALL, LARGE)
@@ -124,7 +124,7 @@ def test_inputs_are_idle_after_a_failed_capture(call, streams):
 
 
 def test_graphs_share_a_pool_until_they_are_captured_again():
-    """S-17: answers of earlier replays may keep the old one, into which torch does not capture."""
+    """S-17: outputs of earlier replays can keep the old pool, into which torch cannot capture."""
     step = Model().graphed(SMALL, LARGE)
 
     def pools():
@@ -138,7 +138,7 @@ def test_graphs_share_a_pool_until_they_are_captured_again():
 
 @pytest.mark.parametrize("call", [1, 3, 4, 6], ids=["warm-up", "capture", "second", "last"])
 def test_a_failed_recapture_leaves_no_graph(call):
-    """S-17: there are all graphs or none; without one a replay says how to get them."""
+    """S-17: there are all graphs or none; without graphs, the error of a replay names the fix."""
     model = Model()
     step = model.graphed(SMALL)
     model.fails_at = CALLS_OF_A_CAPTURE + call

@@ -39,7 +39,7 @@ V3 = {
     "rope_scaling": YARN,
     "torch_dtype": "bfloat16",
 }
-"""What DeepSeek-V3's own ``config.json`` says of its attention."""
+"""The attention that DeepSeek-V3's own ``config.json`` describes."""
 MSCALE = 0.1 * math.log(40) + 1
 
 
@@ -67,7 +67,7 @@ def test_deepseek_v3():
     assert found == replace(expected, softmax_scale=found.softmax_scale)
 
 
-def test_release_5_and_release_4_say_the_same():
+def test_release_5_and_release_4_have_equal_configs():
     """Release 5 has one dict of rope parameters, and other names for type and dtype."""
     new = dict(V3)
     for name in ("rope_theta", "rope_scaling", "torch_dtype"):
@@ -98,7 +98,7 @@ def test_a_layer_has_the_widths_of_heads_too():
     assert attention.softmax_scale == pytest.approx(256**-0.5 * MSCALE**2)
 
 
-def test_what_a_caller_says_comes_first():
+def test_arguments_of_the_caller_come_first():
     given = {"max_model_len": 4096, "dtype": torch.float16}
     found = MlaConfig.from_hf(V3 | {"torch_dtype": "int8"}, **CAPACITIES, **given)
     assert (found.max_model_len, found.dtype, found.cache_format) == (4096, torch.float16, "fp16")
@@ -114,7 +114,7 @@ def test_the_text_of_a_larger_model():
 
 
 @pytest.mark.parametrize(("beside", "length"), [(None, 4096), (2048, 2048)])
-def test_the_trained_length_may_stand_beside_the_rope(beside, length):
+def test_the_trained_length_may_be_next_to_the_rope(beside, length):
     """S-12: as in transformers, the field of the config comes first."""
     assert made(original_max_position_embeddings=beside).rope.yarn.original_max_position == length
 
@@ -196,19 +196,19 @@ def test_a_wrong_field_is_named(argument):
 UNSUPPORTED = {
     "kv_lora_rank": {"kv_lora_rank": "missing", "model_type": "llama"},
     "model_type 'kimi_linear'": {"model_type": "kimi_linear"},
-    "index_topk 2048": {"index_topk": 2048},
-    "sliding_window 4096": {"sliding_window": 4096},
+    "index_topk=2048": {"index_topk": 2048},
+    "sliding_window=4096": {"sliding_window": 4096},
     "rope_scaling.full_attention": {"rope_scaling": {"full_attention": YARN}},
     "rope_parameters.full_attention": {
         "rope_scaling": None,
         "rope_parameters": {"full_attention": YARN | {"rope_theta": 10000}},
     },
-    "rope_scaling.type 'linear'": yarn(type="linear"),
-    "rope_scaling.rope_type 'llama3'": yarn(rope_type="llama3"),
-    "rope_scaling.truncate False": yarn(truncate=False),
-    "rope_scaling.partial_rotary_factor 0.5": yarn(partial_rotary_factor=0.5),
-    "config.partial_rotary_factor 0.5": {"partial_rotary_factor": 0.5},
-    "rope_scaling.attention_factor 2": yarn(attention_factor=2, factor=1),
+    "rope_scaling.type='linear'": yarn(type="linear"),
+    "rope_scaling.rope_type='llama3'": yarn(rope_type="llama3"),
+    "rope_scaling.truncate=False": yarn(truncate=False),
+    "rope_scaling.partial_rotary_factor=0.5": yarn(partial_rotary_factor=0.5),
+    "config.partial_rotary_factor=0.5": {"partial_rotary_factor": 0.5},
+    "rope_scaling.attention_factor=2": yarn(attention_factor=2, factor=1),
 }
 
 

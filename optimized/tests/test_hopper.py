@@ -77,7 +77,7 @@ TWO_BLOCKS = DENSE[:2]
     ids=["dense", "padded", "odd-token", "odd-block", "odd-start", "no-block"],
 )
 def test_cache_must_be_rows_of_one_stride(tensor, fits):
-    """Other strides are left to the portable kernel, whatever the config says."""
+    """The portable kernel serves other strides, for every config."""
     assert cache_fits(tensor) is fits
 
 
@@ -134,7 +134,7 @@ ROTATED = {
 
 
 def addresses_of(arguments):
-    """Return where the tensors of a launch lie, those of records too."""
+    """Return the addresses of the tensors of a launch, including those in records."""
     every = [x for one in arguments for x in (one if isinstance(one, tuple) else (one,))]
     return {x.data_ptr() for x in every if isinstance(x, torch.Tensor)}
 
@@ -174,7 +174,7 @@ class Launches:
 @pytest.mark.parametrize("pairing", [RopePairing.INTERLEAVED, RopePairing.NEOX])
 @pytest.mark.parametrize("name", ["few", "tile", "few-fp8", "tile-exact"])
 def test_queries_are_rotated_where_they_are_read(monkeypatch, name, pairing, q_pe):
-    """S-12: kernels get q_pe as it is, however it lies, with positions and tables."""
+    """S-12: kernels get q_pe unrotated, in any layout, with positions and tables."""
     launches = Launches(monkeypatch, replace(ROTATED[name], rope=Rope(pairing)))
     launches.attend(Q_NOPE, q_pe)
     ((_work, _q_nope, lines, tables, *_),) = launches.hopper
@@ -238,7 +238,7 @@ def test_boxes_of_fp8_caches_are_words(config, columns, block_size):
 
 
 def test_boxes_of_rows_with_scales_leave_them_out():
-    """S-11: k_pe is 64 words of 16 bits, wherever it lies."""
+    """S-11: k_pe is 64 words of 16 bits, at any offset."""
     config = replace(FP8, cache_format="fp8_ds_mla")
     assert hopper_boxes(config, served(config)) == ([64, 256], [64, 64])
 
@@ -344,8 +344,8 @@ def test_a_scale_tensor_of_other_strides_is_another_kernel(monkeypatch):
 
 
 @pytest.mark.parametrize("products", ["fast", "exact"])
-def test_there_is_room_for_codes_where_they_are_asked_for(products):
-    """S-17: allocated once, for the largest step, and told."""
+def test_code_buffers_exist_for_fast_products(products):
+    """S-17: allocated once, for the largest step, and listed in `memory()`."""
     config = replace(FAST, dtype=torch.float16, products=products)
     mla = PagedMla(config, "cpu", variant=served(config))
     shapes = {buffer.name: buffer.shape for buffer in mla.memory()}
@@ -387,7 +387,7 @@ def test_queries_are_quantized_first(monkeypatch, offset):
     [({}, True), ({"batch_invariant": True}, False), ({"products": "exact"}, False)],
     ids=["fast", "fixed-splits", "exact"],
 )
-def test_partials_of_fast_products_have_the_type_of_answers(dtype, options, is_rounded):
+def test_partials_of_fast_products_have_the_dtype_of_outputs(dtype, options, is_rounded):
     """S-5, S-8: others, and sums that another program goes on with, stay float32."""
     config = replace(FAST, dtype=dtype, **options)
     variant = served(config)

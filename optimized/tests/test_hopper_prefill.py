@@ -1,4 +1,4 @@
-"""Which tensors the Gluon prefill serves; that its answers are right is for a GPU to show."""
+"""The tensors that the Gluon prefill serves; tests on a GPU check that its outputs are correct."""
 
 import weakref
 
@@ -56,7 +56,7 @@ NO_KEYS = Heads(*(t if i < 2 else t[:0] for i, t in enumerate(heads_of())))
         "dense", "halves", "one-tensor", "stride", "rope-stride", "address", "expanded", "no-keys"
     ],
 )  # fmt: skip
-def test_lines_must_lie_on_16_bytes(monkeypatch, heads, fits):
+def test_lines_must_be_aligned_to_16_bytes(monkeypatch, heads, fits):
     """Other tensors are left to the portable kernel, which takes its tiles from the same plan."""
     assert heads_fit(heads) is fits
     launched = []

@@ -27,7 +27,7 @@ def attend(mla, view, cache):
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["parts", "fixed"])
 @pytest.mark.parametrize("bucket", [Bucket(4, 2), Bucket(9, 5), Bucket(64, 8)], ids=str)
 def test_any_bucket_has_the_bits_of_the_step_alone(bucket, batch_invariant):
-    """S-17: rows and tokens of padding, over whatever an earlier step left there."""
+    """S-17: padding of rows and tokens overwrites the values of an earlier step."""
     step = build((200, 3), (33, 1), batch_invariant=batch_invariant)
     mla = PagedMla(step.config, "cpu")
     expected = step.attend(mla)
@@ -62,7 +62,7 @@ def test_buckets_of_no_step(name, given):
 
 @pytest.mark.parametrize("fill", [0, 1])
 def test_an_idle_step_reads_and_writes_nothing(fill):
-    """S-6, S-10: a cleared step answers (0, -inf) and leaves the cache alone, whatever the fill."""
+    """S-6, S-10: a cleared step returns (0, -inf) and does not write the cache, for any fill."""
     inputs = StepInputs(config(), "cpu", QUERIES, pad_seq_len=fill)
     inputs.poison()
     inputs.clear()
@@ -114,7 +114,7 @@ def test_an_idle_step_writes_to_no_named_slot(padding):
 
 
 def test_named_slots_of_an_earlier_step_are_written_to_no_more():
-    """S-6, S-10: behind a shorter step lie -1, not the slots of the longer one before it."""
+    """S-6, S-10: after a shorter step there is -1, not the slots of the longer step before it."""
     inputs = StepInputs(config(), "cpu", slots_and_latents())
     tensors = inputs, PagedMla(config(), "cpu"), torch.zeros(3, 16, R + P)
     cache = tensors[2]
@@ -200,7 +200,7 @@ def test_a_declaration_of_another_form(declared):
 
 @pytest.mark.parametrize("name", ["pad_seq_len", "table_width"])
 @pytest.mark.parametrize("value", [-1, 2])
-def test_padding_that_stands_for_nothing(name, value):
+def test_padding_that_is_not_legal(name, value):
     """S-2: a padded row has no key or one, and a table a column for it."""
     if (name, value) == ("table_width", 2):
         value = 0
@@ -209,7 +209,7 @@ def test_padding_that_stands_for_nothing(name, value):
 
 
 def test_a_tensor_that_is_not_given_stays_as_it_is():
-    """S-17: an engine may write queries in place, and load where they lie."""
+    """S-17: an engine may write queries in place, and load them from there."""
     inputs = StepInputs(config(), "cpu", QUERIES)
     inputs.tokens["q_pe"].fill_(7)
     inputs.load(MlaStep(**METADATA, num_tokens=4), {"q_nope": torch.ones(4, 4, R)})
@@ -237,7 +237,7 @@ def test_room_for_masks(spelling, shape):
 
 
 def test_packed_lines_may_be_wider_than_their_nodes():
-    """S-14: engines count a line in words; bits past the longest draft are nobody's."""
+    """S-14: engines count a line in words; bits past the longest draft are unused."""
     inputs = StepInputs(config(mask="tree:packed", max_draft_tokens=5), "cpu", {})
     lines = torch.arange(1, 9, dtype=torch.uint8).repeat_interleave(4).view(8, 4)
     starts, lengths = torch.tensor([0, 3, 8]).int(), torch.tensor([9, 8]).int()
@@ -385,7 +385,7 @@ def draft_steps(device):
 
 @pytest.mark.parametrize("device", [0.5, ["cpu"]])
 def test_what_is_no_device(device):
-    """Everything that takes a device says so in the same words."""
+    """All classes that take a device raise the same error."""
     for make in (partial(StepInputs, config(), tokens={}), partial(PagedMla, config())):
         with pytest.raises(InvalidArgument, match=r"device: got .*; allowed: a torch.device"):
             make(device=device)
@@ -398,8 +398,8 @@ def test_what_is_no_device(device):
 )
 @pytest.mark.parametrize("device", ["cuda:99", "nowhere"])
 def test_a_device_that_is_not_there(make, device):
-    """As instances say it."""
-    with pytest.raises(Unsupported, match=f"^device {device}: "):
+    """The error is that of instances."""
+    with pytest.raises(Unsupported, match=f"^device {device} is not available: "):
         make(device=device)
 
 
@@ -431,7 +431,7 @@ def test_a_tensor_of_tokens_has_a_name_of_its_own(name):
 
 
 def test_a_bucket_is_one():
-    """S-17: a pair says too little."""
+    """S-17: a pair is not a bucket."""
     with pytest.raises(InvalidArgument, match="bucket"):
         StepInputs(config(), "cpu", {}).view((4, 2))
 

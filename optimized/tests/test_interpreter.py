@@ -20,7 +20,7 @@ def largest(values):
 
 @triton.jit
 def largest_kernel(out_ptr, values_ptr, TIMES: tl.constexpr, VALUES: tl.constexpr):
-    """Ask for the largest value some times."""
+    """Load the largest value several times."""
     values = tl.load(values_ptr + tl.arange(0, VALUES))
     for time in range(TIMES):
         tl.store(out_ptr + time, largest(values))

@@ -1,4 +1,4 @@
-"""What a launch hands Triton's C launcher, and when Triton is asked to look for itself.
+"""The arguments that a launch passes to Triton's C launcher, and when Triton launches by itself.
 
 Triton's own launcher is built here, with a C launcher that takes notes.
 """
@@ -36,7 +36,7 @@ CACHE = torch.zeros(32, 576, dtype=torch.bfloat16)
 
 
 class Notes:
-    """Stands in for the C launcher, its encoder of tensor maps, and the current device."""
+    """Replaces the C launcher, its encoder of tensor maps, and the current device."""
 
     def __init__(self):
         self.launches = []
@@ -145,7 +145,7 @@ def descriptors():
 
 
 class OnSecond(torch.Tensor):
-    """A tensor that says it is on the second of two GPUs."""
+    """A tensor that reports the second of two GPUs as its device."""
 
     def get_device(self):
         return 1
@@ -349,7 +349,7 @@ def test_profilers_see_every_launch(notes, monkeypatch, name):
 
 @pytest.mark.parametrize("current", [0, 1, 2])
 def test_launches_are_on_the_device_of_their_tensors(notes, current):
-    """Whatever device is the current one, which it stays."""
+    """With any current device, which stays the current device."""
     notes.device = current
     kernel = Kernel()
     launch_twice(kernel, kind=OnSecond)

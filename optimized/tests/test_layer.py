@@ -75,8 +75,8 @@ def assert_right(
 
 @pytest.mark.parametrize("room", [ROOM, 1000], ids=["parts", "whole"])
 @pytest.mark.parametrize("absorbed", [0, 2, 6], ids=["materialized", "mixed", "absorbed"])
-def test_forms_have_one_answer(absorbed, room):
-    """S-21: over NaN, with empty rows, rows without context and padding, whatever the parts."""
+def test_forms_have_equal_outputs(absorbed, room):
+    """S-21: over NaN, with empty rows, rows without context and padding, for any chunks."""
     step = build(*ROWS, padded_tokens=3, num_heads=HEADS, max_query_tokens=46)
     weights = weights_of(HEADS)
     q = queries_of(step, weights)
@@ -95,12 +95,12 @@ def test_without_lengths_all_rows_are_absorbed():
     assert_right(attend(layer, step, q, weights), step, weights)
 
 
-def test_a_call_before_plan_says_so():
+def test_a_call_before_plan_is_an_error():
     """S-17: its tensors are right, so their shape is not what is wrong."""
     step = build((20, 3), num_heads=HEADS, max_query_tokens=3)
     weights = weights_of(HEADS)
     layer = MlaLayer(layer_config(step.config), "cpu")
-    with pytest.raises(InvalidArgument, match="attend: got 3 tokens, and no step with tokens is"):
+    with pytest.raises(InvalidArgument, match="attend: got 3 tokens, but no step with tokens is"):
         attend(layer, step, queries_of(step, weights), weights)
 
 
@@ -253,8 +253,8 @@ def test_nothing_to_do():
         assert_right(attend(layer, step, q, weights), step, weights)
 
 
-def test_an_order_that_costs_time_is_told_once(caplog):
-    """S-21: decode rows behind a prompt are right, slow, and said to be; in front nothing is."""
+def test_a_slow_order_of_rows_is_logged_once(caplog):
+    """S-21: decode rows after a prompt are correct, slow, and logged; before it, nothing is."""
     widths = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_heads": 16}
     attention = config(max_query_tokens=2048, max_model_len=8192, **widths)
     layer = MlaLayer(LayerConfig(attention=attention, workspace_tokens=2048), "cpu")
@@ -296,7 +296,7 @@ def test_rows_that_see_no_keys(queries):
 
 @pytest.mark.parametrize("room", [2, 40, 1000])
 def test_a_part_whose_only_key_is_no_number_is_not_empty(room):
-    """S-8: the answer over it is not hidden by those of other parts."""
+    """S-8: the outputs of other chunks do not hide its output."""
     step = build((80, 1), (90, 1), num_heads=2, max_query_tokens=2)
     weights = weights_of(2)
     step.cache[step.block_table[0, 79 // 16], 79 % 16] = torch.nan
@@ -322,7 +322,7 @@ def test_weights_that_are_parameters():
 
 @pytest.mark.parametrize("name", ["q_nope", "q_pe", "out"])
 def test_tokens_too_far_apart(name):
-    """S-5: refused before the answers of absorbed rows are written."""
+    """S-5: rejected before the outputs of absorbed rows are written."""
     step = build((33, 1), (70, 1), num_heads=HEADS)
     layer = MlaLayer(layer_config(step.config), "cpu")
     plan(layer, step, absorbed_rows=1, **lens_of(step))
@@ -341,7 +341,7 @@ def test_tokens_too_far_apart(name):
 
 
 def test_weights_from_both_sources():
-    """S-21: kv_b_proj as it lies, or W_UK and W_UV apart; a rank has its own heads."""
+    """S-21: kv_b_proj without a copy, or separate W_UK and W_UV; a rank has its own heads."""
     by_head = torch.randn(6, N + V, R)
     whole = HeadWeights.of_kv_b_proj(by_head[2:4].flatten(0, 1), 2, N)
     halves = HeadWeights.of_halves(by_head[2:4, :N], by_head[2:4, N:])
@@ -381,7 +381,7 @@ def _rank(weights: HeadWeights) -> HeadWeights:
 
 @pytest.mark.parametrize(("shape", "weights_in"), STRIDED.values(), ids=STRIDED.keys())
 def test_weights_follow_an_update_in_place(shape, weights_in):
-    """S-21: whatever the strides, both forms read what the model's own tensor holds now."""
+    """S-21: for any strides, both forms read the current values of the model's own tensor."""
     step = build((33, 1), (40, 9), num_heads=HEADS, max_query_tokens=10)
     owned = torch.nn.Parameter(torch.full(shape, torch.nan))
     weights = weights_in(owned)
@@ -398,7 +398,7 @@ def test_weights_follow_an_update_in_place(shape, weights_in):
 
 @pytest.mark.parametrize("absorbed_rows", [0, 1, 2])
 def test_queries_that_ask_for_gradients(absorbed_rows):
-    """S-21: they get answers without gradients, in either form."""
+    """S-21: they get outputs without gradients, in either form."""
     step = build((33, 1), (40, 9), num_heads=HEADS, max_query_tokens=10)
     weights = HeadWeights(torch.randn(HEADS, N + V, R) * R**-0.5, N)
     layer = MlaLayer(layer_config(step.config), "cpu")
@@ -463,7 +463,7 @@ def test_no_fixed_bits():
     ],
 )
 def test_bad_lengths(argument, host):
-    """What the host tells has to fit the step; before any launch."""
+    """Lengths on the host must fit the step; checked before any launch."""
     step = build((33, 1), (70, 3))
     with pytest.raises(InvalidArgument, match=argument):
         plan(MlaLayer(layer_config(step.config), "cpu"), step, **host)
@@ -487,7 +487,7 @@ def test_what_lengths_of_the_host_have_to_fit():
     layer = MlaLayer(layer_config(step.config), "cpu")
     for name, host, told in (
         ("query_lens", ([1, 4], [33, 70]), "5 in all; allowed: up to num_tokens = 4"),
-        ("query_lens", ([1], [33, 70]), "shape (1,); allowed: one for each of 2 rows"),
+        ("query_lens", ([1], [33, 70]), "shape (1,); allowed: one length for each of 2 rows"),
         ("max_seq_lens", ([1, 3], [33, 257]), "257; allowed: up to max_model_len = 256"),
     ):
         with pytest.raises(InvalidArgument, match=f"^{re.escape(f'{name}: got {told}')}$"):
@@ -571,7 +571,7 @@ def test_bad_tensors(argument, change):
 @pytest.mark.parametrize("seq_len", [2, -1, 2**31 - 1])
 @pytest.mark.parametrize("absorbed", [0, 1, 3], ids=["materialized", "mixed", "absorbed"])
 def test_rows_of_a_layer(absorbed, seq_len):
-    """S-2: a row that is not allowed is padding in either form; those beside it are as ever."""
+    """S-2: a row that is not allowed is padding in either form; other rows are unchanged."""
     step = build((33, 1), (70, 3), (30, 30), num_heads=HEADS, max_query_tokens=46)
     weights = weights_of(HEADS)
     q = queries_of(step, weights)
@@ -592,7 +592,7 @@ def test_rows_of_a_layer(absorbed, seq_len):
 
 
 def test_short_rows_of_a_layer():
-    """S-2: a non-causal row may have fewer keys than queries, also where the host tells lengths."""
+    """S-2: a non-causal row may have fewer keys than queries, also with lengths on the host."""
     step = build((1, 3), (33, 2), num_heads=HEADS, mask="non_causal")
     weights = weights_of(HEADS)
     q = queries_of(step, weights)
@@ -607,8 +607,8 @@ def test_short_rows_of_a_layer():
     torch.testing.assert_close(answer[1].double(), lse, rtol=2e-5, atol=2e-5)
 
 
-def test_weights_that_lie_apart_and_rows_without_keys():
-    """S-6, S-21: a step of padding, and rows without keys beside one that is absorbed."""
+def test_separate_weights_and_rows_without_keys():
+    """S-6, S-21: a step of padding, and rows without keys next to an absorbed row."""
     layer = MlaLayer(layer_config(config(num_heads=HEADS)), "cpu")
     cache = layer.new_cache(4)
     weights = HeadWeights.of_halves(torch.randn(HEADS, N, R), torch.randn(HEADS, V, R))

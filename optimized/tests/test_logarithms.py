@@ -34,7 +34,7 @@ def launched(kernel, peak, total):
 
 
 def cancelling(N=1024):
-    """Return peaks [N] and sums [N] whose lse lies between -1 and 1."""
+    """Return peaks [N] and sums [N] whose lse is between -1 and 1."""
     generator = torch.Generator().manual_seed(0)
     exponent = torch.randint(-40, 41, (N,), generator=generator).float()
     return -exponent, torch.exp2(exponent) * torch.exp2(2 * torch.rand(N, generator=generator) - 1)
@@ -64,7 +64,7 @@ def test_peaks_and_sums_of_any_size(peak, total):
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_nan_stays_nan(sign):
-    """S-7: a score that is NaN, or infinite, makes the lse NaN, whatever the sign of the NaN."""
+    """S-7: a NaN or infinite score makes the lse NaN, for both signs of the NaN."""
     total = torch.full((16,), math.copysign(math.nan, sign))
     assert launched(_lse_kernel, torch.zeros(16), total).isnan().all()
     negative = torch.full((16,), -1.0)

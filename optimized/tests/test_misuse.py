@@ -33,7 +33,7 @@ def copy_kernel(source_ptr, target_ptr, source_at, target_at, count, N: tl.const
     ],
 )
 def test_an_address_outside_a_tensor_is_found(source_at, target_at, count, message):
-    """It ends the launch with the kernel's name, though it lies in the memory around the tensor."""
+    """It ends the launch with the kernel's name, also in the memory around the tensor."""
     source = torch.zeros(32, dtype=I32)[8:].as_strided((2, 3), (4, 1))  # element 3 is a gap
     target = torch.zeros(32, dtype=I32)[8:16]
     with pytest.raises(OutOfBounds, match=message), checked_accesses():

@@ -1,4 +1,4 @@
-"""Every mode answers as the plain one does, in its own way."""
+"""Every mode has the outputs of the plain backend, computed in its own way."""
 
 from dataclasses import replace
 
@@ -46,8 +46,8 @@ def answers(runner, *batches):
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_a_mode_answers_as_the_plain_backend_does(name):
-    """S-19: positions, slots and bytes are the same, answers but for the order of sums."""
+def test_a_mode_has_the_outputs_of_the_plain_backend(name):
+    """S-19: positions, slots and bytes are equal, and outputs up to the order of sums."""
     [expected] = answers(create().prepare(problem()), batch())
     [found] = answers(getattr(modes, name)().prepare(problem()), batch())
     if name == "base_2":
@@ -60,7 +60,7 @@ def test_a_mode_answers_as_the_plain_backend_does(name):
 
 
 def test_modes_declare_what_they_do():
-    """Reports tell them apart; two claim equal bits, of prefill too, and one has no merge."""
+    """Their names differ in reports; two declare equal bits, also of prefill; one has no merge."""
     plain = create()
     for name in HERE:
         mode = getattr(modes, name)()
@@ -78,7 +78,7 @@ def test_modes_declare_what_they_do():
 
 @pytest.mark.parametrize("name", ["create", "request_map", "compiled"])
 def test_an_unchecked_runner_does_not_check(monkeypatch, name):
-    """S-2: a legal step is answered as ever, and nobody looked at its values."""
+    """S-2: the output of a legal step is unchanged, and its values are not checked."""
     mode = create() if name == "create" else getattr(modes, name)()
     [expected] = answers(mode.prepare(problem()), batch())
     monkeypatch.setattr(PagedMla, "check", None)
@@ -91,7 +91,7 @@ def test_an_unchecked_runner_does_not_check(monkeypatch, name):
 @pytest.mark.parametrize("num_heads", [16, 128])
 @pytest.mark.parametrize("most_tokens", [4, 64], ids=["decode", "longer"])
 def test_portable_steps_have_no_other_kernel(monkeypatch, cache_format, num_heads, most_tokens):
-    """S-20: on Hopper too, prefill included; a plain backend beside it keeps Hopper's kernels."""
+    """S-20: on Hopper and in prefill too; a plain backend in the same process is not changed."""
     for module in (core, prefill, portable):
         monkeypatch.setattr(module, "device_facts", lambda _device: DeviceFacts("sm90", 132))
     asked = problem(
@@ -151,7 +151,7 @@ def test_each_call_is_one_compiled_graph():
 
 
 def test_graphs_need_a_gpu():
-    """S-17: without one there is nothing to record, and the error says so."""
+    """S-17: without a GPU nothing can be captured, and the error states it."""
     with pytest.raises(Unsupported, match="CUDA device"):
         modes.graphed()
 
@@ -207,7 +207,7 @@ def test_a_graphed_runner_replays(monkeypatch):
 
 
 def test_what_a_replay_does_not_write_shows(monkeypatch):
-    """S-6: answers of an earlier replay are gone before the next."""
+    """S-6: outputs of an earlier replay are overwritten before the next."""
     monkeypatch.setattr(graphed, "GraphedStep", Recorded)
     runner = replace(create(), runner=graphed.GraphedRunner).prepare(problem())
     answers(runner, batch(1))

@@ -31,7 +31,7 @@ def whole_step(mla, step, latents, cache):
 
 @pytest.mark.parametrize("rope", [None, Rope(RopePairing.NEOX)], ids=["plain", "rope"])
 def test_a_compiled_step_is_the_eager_one(rope):
-    """S-17: one graph without breaks; caches and answers bit for bit."""
+    """S-17: one graph without breaks; caches and outputs are equal bit for bit."""
     step = build((40, 3), (17, 1), (0, 1), padded_tokens=1, rope=rope)
     latents = torch.randn(2, 6, R + P, generator=torch.Generator().manual_seed(0))
     caches = [torch.stack([step.cache, step.cache]) for _ in range(2)]
@@ -176,7 +176,7 @@ def test_steps_of_other_sizes_recompile_at_most_once():
 
 
 def test_plans_of_other_sizes_recompile_at_most_once():
-    """S-17: nor does what the host says of the longest query make a graph of its own."""
+    """S-17: neither does the longest query that the host knows cause another graph."""
     rows = ((40, 2), (17, 3), (30, 4), (9, 5), (60, 6), (20, 7))
     step = build(*rows, num_heads=16)
     mla = PagedMla(step.config, "cpu")
@@ -195,8 +195,8 @@ def test_plans_of_other_sizes_recompile_at_most_once():
     assert counter.frame_count <= 2
 
 
-def test_merged_answers_are_dense():
-    """S-8: a compiler is told of the strides that answers have, whatever those of the partials."""
+def test_merged_outputs_are_dense():
+    """S-8: a compiler gets the strides of the outputs, for any strides of the partial results."""
     outs = torch.randn(4, 2, 3, R).permute(1, 2, 0, 3)
     lses = torch.randn(4, 2, 3).permute(1, 2, 0)
     torch.library.opcheck(merge, (outs, lses), test_utils="test_faketensor")
@@ -213,7 +213,7 @@ def test_a_compiled_merge_is_the_eager_one():
 
 
 @pytest.mark.parametrize("name", ["plan", "append", "attend", "merge"])
-def test_schemas_say_what_is_written(name):
+def test_schemas_declare_what_is_written(name):
     """S-9, S-10: every op passes torch's own check of schema and fake implementation."""
     step = build((20, 2), (9, 1))
     mla = PagedMla(step.config, "cpu")
@@ -241,7 +241,7 @@ def test_schemas_say_what_is_written(name):
 
 
 def test_a_layer_stays_outside():
-    """S-17: it has no ops, and the compiler says so rather than trace its launches."""
+    """S-17: it has no ops, and the compiler raises an error instead of tracing its launches."""
     step = build((20, 2), (9, 1))
     layer = MlaLayer(LayerConfig(attention=step.config, qk_nope_head_dim=16, v_head_dim=16), "cpu")
     lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)

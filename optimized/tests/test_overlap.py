@@ -43,7 +43,7 @@ def assert_refused(call, given, written, read):
     with pytest.raises(InvalidArgument) as error:
         call(memory)
     assert str(error.value) == (
-        f"{written}: got memory that {read} lies in, too; allowed: memory apart from {read}"
+        f"{written}: got memory that overlaps {read}; allowed: memory that does not overlap {read}"
     )
     torch.testing.assert_close(memory[written], before, rtol=0, atol=0, equal_nan=True)
 
@@ -62,7 +62,7 @@ def answers(tokens, heads, width):
 @pytest.mark.parametrize("read", ["q_nope", "q_pe", "cache"])
 @pytest.mark.parametrize("written", ["out", "lse"])
 def test_answers_over_what_attend_reads(written, read):
-    """S-5: a tile of queries would read answers of another."""
+    """S-5: a query tile would read outputs of another tile."""
     step, mla = planned()
     given = {"q_nope": step.q_nope, "q_pe": step.q_pe, "cache": step.cache} | answers(4, 4, R)
     assert_refused(lambda m: mla.attend(**m), given, written, read)
@@ -80,7 +80,7 @@ def test_answers_over_the_queries_themselves():
     """S-5: in place, at the same address; a layout that has passed before is looked at again."""
     step, mla = planned()
     expected = mla.attend(step.q_nope, step.q_pe, step.cache, **answers(4, 4, R))
-    with pytest.raises(InvalidArgument, match="out: got memory that q_nope lies in, too"):
+    with pytest.raises(InvalidArgument, match="out: got memory that overlaps q_nope"):
         mla.attend(step.q_nope, step.q_pe, step.cache, out=step.q_nope)
     assert_close(mla.attend(step.q_nope, step.q_pe, step.cache), expected)
 
@@ -92,18 +92,18 @@ def test_answers_over_the_block_table(written):
     given = answers(4, 4, R) | {"block_table": step.block_table}
     given["block_table"], given[written] = in_one_buffer(step.block_table, given[written])
     mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, given.pop("block_table"), num_tokens=4))
-    with pytest.raises(InvalidArgument, match=f"{written}: got memory that block_table lies in"):
+    with pytest.raises(InvalidArgument, match=f"{written}: got memory that overlaps block_table"):
         mla.attend(step.q_nope, step.q_pe, step.cache, **given)
 
 
 @pytest.mark.parametrize("name", ["q_nope", "out", "lse"])
-def test_nothing_lies_in_the_workspace(name):
-    """S-17: attend leaves partial answers there."""
+def test_no_argument_overlaps_the_workspace(name):
+    """S-17: attend writes partial results there."""
     step, mla = planned()
     given = {"q_nope": step.q_nope} | answers(4, 4, R)
     place = mla.workspace[: given[name].numel()].view(given[name].shape)
     given[name] = place.copy_(given[name])
-    with pytest.raises(InvalidArgument, match=f"workspace: got memory that {name} lies in"):
+    with pytest.raises(InvalidArgument, match=f"workspace: got memory that overlaps {name}"):
         mla.attend(q_pe=step.q_pe, cache=step.cache, **given)
 
 
@@ -113,7 +113,7 @@ def test_lengths_that_an_earlier_plan_wrote(name):
     step, mla = planned()
     lengths = {"cu_seqlens_q": step.cu_seqlens_q, "seq_lens": step.seq_lens}
     lengths[name] = mla.cu_seqlens_k[: len(lengths[name])]
-    with pytest.raises(InvalidArgument, match=f"the plan's own buffers: got .* {name} lies in"):
+    with pytest.raises(InvalidArgument, match=f"the plan's own buffers: got .* overlaps {name}"):
         mla.plan(MlaStep(**lengths, num_tokens=4, block_table=step.block_table))
 
 
@@ -126,7 +126,7 @@ def test_lengths_that_an_earlier_plan_of_a_layer_wrote(value, monkeypatch):
     lengths = {"cu_seqlens_q": step.cu_seqlens_q, "seq_lens": step.seq_lens}
     layer.plan(MlaStep(**lengths, num_tokens=4, block_table=step.block_table))
     lengths["seq_lens"] = layer._core.plan.row_lens[:2]
-    with pytest.raises(InvalidArgument, match=r"the plan's own buffers: got .* seq_lens lies in"):
+    with pytest.raises(InvalidArgument, match=r"the plan's own buffers: got .* overlaps seq_lens"):
         layer.plan(MlaStep(**lengths, num_tokens=4, block_table=step.block_table))
 
 
@@ -219,7 +219,7 @@ def test_prefixes_that_the_drafts_write():
     """S-15: the table of an earlier draft is no prefix table of the next."""
     drafts, ints = drafts_of(), torch.int32
     given = (torch.zeros(2, dtype=ints), drafts.block_table[:2, :3])
-    with pytest.raises(InvalidArgument, match="block_table: got memory that prefix_table lies in"):
+    with pytest.raises(InvalidArgument, match="block_table: got memory that overlaps prefix_table"):
         drafts.fill(*given, torch.zeros(2, 2, 2, dtype=ints))
 
 
@@ -278,7 +278,7 @@ def test_inputs_that_are_in_place_are_padded():
 
 
 def test_slices_of_one_buffer_are_apart():
-    """S-5: queries and answers that lie among each other, token by token, are as good as others."""
+    """S-5: queries and outputs that are interleaved by token do not overlap."""
     step, mla = planned()
     line = torch.full((4, 4, R + P + R + 2), torch.nan)
     q_nope, q_pe, out, lse, _ = line.split([R, P, R, 1, 1], dim=-1)
@@ -307,13 +307,13 @@ def test_neighbours_in_one_buffer_are_apart():
     ],
 )
 def test_slices_of_large_buffers(shape, strides, gap, are_apart):
-    """S-9: decided at once whatever the sizes, and exactly."""
+    """S-9: decided fast for all sizes, and exactly."""
     room = torch.empty(1 << 42, dtype=torch.bfloat16, device="meta")  # which has addresses alone
     written, read = (room.as_strided(shape, strides, start) for start in (8, 8 + gap))
     if are_apart:
         check_apart({"out": written}, {"q_nope": read})
     else:
-        with pytest.raises(InvalidArgument, match="out: got memory that q_nope lies in"):
+        with pytest.raises(InvalidArgument, match="out: got memory that overlaps q_nope"):
             check_apart({"out": written}, {"q_nope": read})
 
 
@@ -333,7 +333,7 @@ PLACES = {
 
 @pytest.mark.parametrize(("shape", "strides", "is_right"), PLACES.values(), ids=PLACES)
 def test_each_element_has_a_place(shape, strides, is_right):
-    """S-10: what is written twice holds whatever came last."""
+    """S-10: memory that is written twice has the last value."""
     tensor = torch.as_strided(torch.zeros(200), shape, strides)
     if is_right:
         check_places(out=tensor)
@@ -364,10 +364,12 @@ def test_answers_in_what_the_plan_fills(name):
     step, mla = planned(num_heads=1, block_size=8)
     before = getattr(mla, name).clone()
     lse = getattr(mla, name).view(torch.float32)[:4, None]
-    with pytest.raises(InvalidArgument, match="lse: got memory that the buffers of plan 0 lies in"):
+    with pytest.raises(
+        InvalidArgument, match="lse: got memory that overlaps the buffers of plan 0"
+    ):
         mla.attend(step.q_nope, step.q_pe, step.cache, lse=lse)
     cache = mla._core.plan.state.view(torch.float32)[: 8 * (R + P)].view(1, 8, R + P)
-    with pytest.raises(InvalidArgument, match=r"cache: got memory that .* lies in"):
+    with pytest.raises(InvalidArgument, match=r"cache: got memory that overlaps"):
         mla.append(torch.ones(4, R), torch.ones(4, P), cache)
     assert torch.equal(getattr(mla, name), before)
 
@@ -386,5 +388,5 @@ def test_answers_of_a_layer_in_its_workspace(absorbed):
     queries = torch.randn(4, 4, N), torch.randn(4, 4, P)
     for room in (layer.workspace, layer.materialized.tensors["keys and values"].flatten()):
         out = room[: 4 * 4 * V].view(4, 4, V)
-        with pytest.raises(InvalidArgument, match=r"out: got memory that .* lies in, too"):
+        with pytest.raises(InvalidArgument, match=r"out: got memory that overlaps"):
             layer.attend(*queries, step.cache, weights, out=out)

@@ -1,4 +1,4 @@
-"""Ranks of a group: which heads and tokens they have, and that their answers are the whole's."""
+"""Ranks of a group: their heads and tokens, and that their outputs are those of one instance."""
 
 import multiprocessing
 
@@ -19,7 +19,7 @@ from paged_mla_shared.problem import Rope, RopePairing
 I32 = torch.int32
 
 
-def test_ranks_answer_for_the_whole(tmp_path):
+def test_ranks_have_the_outputs_of_one_instance(tmp_path):
     """S-6, S-8, S-18: decode, chain and chunk over 2 and 3 ranks, odd heads, ranks without keys."""
     imported_once = ["torch.distributed", "paged_mla_optimized.parallel"]
     multiprocessing.set_forkserver_preload(imported_once)
@@ -122,7 +122,7 @@ def test_every_length_on_every_rank(world, interleave):
 
 
 def test_link_traffic():
-    """S-18: to each other rank 576 numbers of a query and 528 of an answer's line, 2 bytes each."""
+    """S-18: each other rank gets 576 numbers of a query and 528 of an output line, 2 bytes each."""
     step = config(
         num_heads=16,
         kv_lora_rank=512,
@@ -177,14 +177,18 @@ def test_what_a_rank_refuses():
         assert error.value.argument == argument
     out = torch.ones(1, 4, R)
     for message, tensors, outputs in (
-        ("out: got memory that q_nope", (q_nope, q_pe, cache), {"out": q_nope}),
-        ("lse: got memory that q_pe", (q_nope, q_pe, cache), {"lse": q_pe[..., 0]}),
-        ("out: got memory that cache", (q_nope, q_pe, cache), {"out": cache[:1, :4, :R]}),
-        ("out: got memory that lse", (q_nope, q_pe, cache), {"out": out, "lse": out[..., 0]}),
+        ("out: got memory that overlaps q_nope", (q_nope, q_pe, cache), {"out": q_nope}),
+        ("lse: got memory that overlaps q_pe", (q_nope, q_pe, cache), {"lse": q_pe[..., 0]}),
+        ("out: got memory that overlaps cache", (q_nope, q_pe, cache), {"out": cache[:1, :4, :R]}),
+        (
+            "out: got memory that overlaps lse",
+            (q_nope, q_pe, cache),
+            {"out": out, "lse": out[..., 0]},
+        ),
     ):
         with pytest.raises(InvalidArgument, match=message):
             mla.attend(*tensors, **outputs)
-    with pytest.raises(InvalidArgument, match="local_lens: got memory that seq_lens lies in"):
+    with pytest.raises(InvalidArgument, match="local_lens: got memory that overlaps seq_lens"):
         mla.plan(MlaStep(starts, mla.local_lens, lens[None], num_tokens=1))
 
 
@@ -211,7 +215,7 @@ def test_a_warm_rank_has_touched_nothing():
 
 
 def test_no_group():
-    """S-18: said by name where torch.distributed was not initialised."""
+    """S-18: the error names the group if torch.distributed is not initialized."""
     with pytest.raises(InvalidArgument, match="group"):
         ContextParallelMla(config(), device="cpu")
 
@@ -231,7 +235,7 @@ def test_no_group():
     ],
 )
 def test_shares_of_no_rank(argument, shares):
-    """S-18: a host that counts for a rank that is not there is told so."""
+    """S-18: counting for a rank that does not exist raises an error."""
     with pytest.raises(InvalidArgument) as error:
         local_len(**shares)
     assert error.value.argument == argument

@@ -163,7 +163,7 @@ def test_tokens_past_the_step_are_cut_off(rows, num_tokens, changes):
 
 
 def test_a_draft_tree_is_cut_off():
-    """S-14, S-17: answers of the row that is cut mean nothing; nothing past T is written."""
+    """S-14, S-17: outputs of the truncated row have no meaning; nothing past T is written."""
     for spelling in ("tree:qlen", "tree:full", "tree:packed"):
         cfg = config(block_size=4, mask=spelling, max_draft_tokens=4)
         mask = spelled(spelling)

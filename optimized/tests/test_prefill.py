@@ -30,16 +30,16 @@ def test_matches_dense_attention(lens, causal):
     assert_close(step.attend(), step)
 
 
-def test_a_call_before_plan_says_so():
+def test_a_call_before_plan_is_an_error():
     """S-17: its tensors are right, so their shape is not what is wrong."""
     step = build((40, 7))
-    with pytest.raises(InvalidArgument, match="attend: got 7 tokens, and no step with tokens is"):
+    with pytest.raises(InvalidArgument, match="attend: got 7 tokens, but no step with tokens is"):
         Prefill(step.config, "cpu").attend(*step.tensors)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "non-causal"])
 def test_a_row_does_not_touch_the_next(causal):
-    """S-9: NaN in the keys and values of a row leaves the bits of those beside it alone."""
+    """S-9: NaN in the keys and values of a row does not change the bits of other rows."""
     step = build((40, 7), (20, 20), (33, 33), causal=causal)
     expected = step.attend()
     for tensor in step.tensors[2:]:
@@ -51,7 +51,7 @@ def test_a_row_does_not_touch_the_next(causal):
 
 
 def test_padded_tokens_are_blank():
-    """S-6: tokens past the last row have (0, -inf), whatever they hold."""
+    """S-6: tokens past the last row have (0, -inf), for any values."""
     step = build((40, 40), (9, 2), padded_tokens=70)
     assert_close(step.attend(), step)
 
@@ -83,7 +83,7 @@ def test_any_head_dims(dims):
 
 
 def test_halves_of_one_projection():
-    """S-9: k_nope and v lie in one [K, H, 2 * D] tensor, queries in one of all their columns."""
+    """S-9: k_nope and v are parts of a [K, H, 2 * D] tensor, queries parts of one tensor."""
     step = build((70, 40), (33, 33))
     expected = step.attend()
     projected = torch.cat([step.k_nope, step.v], dim=-1)
@@ -96,7 +96,7 @@ def test_halves_of_one_projection():
 
 
 def test_given_outputs_are_written():
-    """S-6: out= and lse= take the answer, by their own strides."""
+    """S-6: out= and lse= receive the output, with their own strides."""
     step = build((40, 12))
     prefill = Prefill(step.config, "cpu")
     step.plan(prefill)
@@ -117,7 +117,7 @@ def test_float16():
 
 
 def test_bits_of_a_row_are_its_own():
-    """S-20: alone or between other rows, first or last, a row's answer has the same bits."""
+    """S-20: alone or between other rows, first or last, a row's output has the same bits."""
     step = build((90, 70), (200, 3), (64, 64), num_heads=3)
     out, lse = step.attend()
     token = key = 0

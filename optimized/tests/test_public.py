@@ -54,7 +54,7 @@ def test_a_new_cache_is_one_that_the_instance_takes(name, group_of_one):
 
 
 def test_absorb_and_project_are_called_alike():
-    """S-21: both give what they write, or write to `out`, whatever its strides."""
+    """S-21: both return their result, or write it to `out`, for any strides."""
     weights = HeadWeights(torch.randn(5, 6 + 3, R), 6)
     queries, latents = torch.randn(4, 5, 6), torch.randn(4, 5, R)
     for call, given, by_head, width in (
@@ -71,7 +71,7 @@ def test_absorb_and_project_are_called_alike():
 
 
 @pytest.mark.parametrize("call", ["absorb", "project"])
-def test_an_answer_lies_apart_from_what_is_read(call):
+def test_an_output_does_not_overlap_the_inputs(call):
     """S-21: torch would write to queries that it still reads."""
     weights = HeadWeights(torch.randn(5, 2 * R, R), R)
     x = torch.randn(4, 5, R)

@@ -14,7 +14,7 @@ from paged_mla_shared.problem import Rope, RopePairing
 
 
 def quantizer(**changes):
-    """Return the launcher of a config, whose buffers hold what nobody wrote."""
+    """Return the launcher of a config, with arbitrary values in its buffers."""
     no_tables = torch.empty(0), torch.empty(0)
     quantize = QuantizeQueries(config(**changes), "interpreter", no_tables)
     quantize.codes.fill_(0xA5)
@@ -89,7 +89,7 @@ def planned(**changes):
 
 
 def test_an_engine_gets_what_the_kernels_get():
-    """S-11: new tensors with a scale for each pair, whatever the cache's format."""
+    """S-11: new tensors with a scale for each pair, for every cache format."""
     mla, step = planned()
     found, scales = mla.quantize_queries(step.q_nope, step.q_pe)
     expected, expected_scales = quantizer().launch(step.q_nope, step.q_pe)
@@ -101,7 +101,7 @@ def test_an_engine_gets_what_the_kernels_get():
 
 
 def test_one_scale_for_all():
-    """S-11: read on the device, wherever it lies; what passes 448 times it is that."""
+    """S-11: the scale is read on the device, at any address; quotients past 448 saturate."""
     mla, step = planned()
     scale = torch.tensor([torch.nan, 0.0007])[1]
     found, scales = mla.quantize_queries(step.q_nope, step.q_pe, scale=scale)

@@ -45,7 +45,7 @@ def run(mla: PagedMla, cache: torch.Tensor, steps: int, layers: int) -> list[tor
 
 
 def test_sampled_layers_are_written(tmp_path: Path):
-    """Every second step, layer 1: lengths, tables, queries, the blocks of the rows, the answer."""
+    """Every second step, layer 1: lengths, tables, queries, the blocks of the rows, the output."""
     mla, cache = PagedMla(config(), "cpu"), torch.randn(5, 16, R + P)
     before = cache.clone()
     with record(mla, tmp_path / "dumps", every=2, layers=(1,)) as recorder:
@@ -115,7 +115,7 @@ def test_two_recorders(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["attention", "layer"])
 def test_steps_in_flight_have_a_dump_each(tmp_path: Path, kind: str):
-    """S-17: what `planned=` says is recorded, and calls of two steps may lie among each other."""
+    """S-17: the step of `planned=` is recorded, and calls of two steps may be interleaved."""
     steps = [build((20, 1), (5, 5)), build((40, 1), (33, 2), (9, 3))]
     attention, weights = steps[0].config, weights_of(4)
     mla: PagedMla | MlaLayer = PagedMla(attention, "cpu", steps_in_flight=2)

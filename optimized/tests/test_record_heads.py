@@ -71,7 +71,7 @@ def test_a_prefill_is_what_was_planned(tmp_path: Path):
 
 
 def test_a_layer(tmp_path: Path):
-    """S-21: which rows were absorbed, in what parts, with which weights; latents as they lay."""
+    """S-21: which rows were absorbed, the chunks, the weights; latents with their strides."""
     dump = layer_dump(tmp_path)
     arrays = dump.arrays
     assert (int(arrays["absorbed_rows"]), int(arrays["workspace"])) == (1, 40)

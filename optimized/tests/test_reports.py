@@ -1,4 +1,4 @@
-"""Committed pages of figures are what the commands make of the numbers beside them."""
+"""Committed pages of figures are what the commands generate from the numbers next to them."""
 
 import json
 from functools import partial
@@ -76,7 +76,7 @@ def test_a_table_is_of_its_rows(name):
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_decode_beside_peers_is_of_its_rows(name, tmp_path):
+def test_the_decode_page_is_generated_from_its_rows(name, tmp_path):
     facts = json.loads((REPORTS / f"{name}.json").read_text())
     write(tmp_path / name, facts, facts.pop("rows"), PEERS[name])
     for suffix in (".md", ".json"):

@@ -33,7 +33,7 @@ def rotation(pairing, **changes):
 
 @PAIRINGS
 @pytest.mark.parametrize("num_heads", [1, 3, 32, 65])
-def test_every_head_turns_by_its_token(pairing, num_heads):
+def test_every_head_is_rotated_by_its_token(pairing, num_heads):
     """S-12: programs that hold several tokens, a part of one, and fewer pairs than they could."""
     rotate, rope = rotation(pairing, num_heads=num_heads)
     q_pe = torch.randn(7, num_heads, P, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Scales of FP8 caches that are lost: `check` says so where a step reads them (S-9, S-11)."""
+"""Lost scales of FP8 caches: `check` reports them if a step reads them (S-9, S-11)."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def check(step, **given):
 
 
 def lose(step, row, position, value, part=2):
-    """Spoil the scale of a row's token."""
+    """Overwrite the scale of a row's token with an invalid value."""
     cache, size = step.cache, step.config.block_size
     block, token = int(step.block_table[row, position // size]), position % size
     if step.config.cache_format == "fp8_e4m3":

@@ -20,7 +20,7 @@ def test_any_number_of_parts(parts):
 
 @pytest.mark.parametrize("overhead", [0, 2, 7])
 def test_any_overhead(overhead):
-    """S-20: what a group's beginning is said to cost moves cuts, and no answer."""
+    """S-20: the declared cost of starting a group moves splits, and changes no output."""
     step = build(*ROWS, padded_tokens=2)
     variant = replace(TILES, programs_per_sm=5, overhead=overhead)
     assert_close(step.attend(PagedMla(step.config, "cpu", variant=variant)), dense(step))
@@ -43,7 +43,7 @@ def test_the_last_pair_of_a_tile_alone_sees_a_key_tile():
 
 
 def test_min_units_bounds_the_cutting():
-    """S-20: a floor on the share of a part leaves the rest of the grid idle, and the answer."""
+    """S-20: a minimum for parts leaves the rest of the grid idle, and the output unchanged."""
     step = build((200, 1))
     mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=40, min_units=5))
     assert_close(step.attend(mla), dense(step))
@@ -107,7 +107,7 @@ def test_two_instances_share_one_workspace():
     ids=["whole-rows", "equal-pieces", "idle-row", "ragged", "four-lanes", "two-lanes", "one-lane"],
 )
 def test_the_plan_chooses_lanes_and_shares(rows, heads, cut):
-    """Units of a part, lanes, units, overhead; ``explain`` says the same."""
+    """Units of a part, lanes, units, overhead; ``explain`` returns the same."""
     step = build(*rows, num_heads=heads, max_rows=64)
     mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=4, lanes=4))
     mla.plan(step.described)
@@ -126,7 +126,7 @@ def test_lanes_of_rows_that_differ(queries):
 
 @pytest.mark.parametrize("programs", [4, 5, 9, 23])
 @pytest.mark.parametrize("lanes", [1, 2, 4])
-def test_programs_without_work_lie_evenly(programs, lanes):
+def test_programs_without_work_are_evenly_spread(programs, lanes):
     """All lanes of a part have its units, and of any neighbours as many have none."""
     step = build(*((64, lanes),) * 4, num_heads=16)
     variant = replace(TILES, programs_per_sm=programs, lanes=4, overhead=0)

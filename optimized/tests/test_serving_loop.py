@@ -24,7 +24,7 @@ def test_nothing_to_do():
 
 
 def test_padded_tokens_have_an_id():
-    """S-6: the embedding is asked for it when a graph is captured, and behind a shorter step."""
+    """S-6: the embedding gets it when a graph is captured, and after a shorter step."""
     server = Server(Model(config_of("cpu"), "cpu"), "cpu", num_blocks=16)
     assert not server.inputs.tokens["ids"].any()
 

@@ -43,7 +43,7 @@ def weights_of(step: Step) -> HeadWeights:
 
 
 def test_a_step_of_host_lists_is_that_of_their_tensors():
-    """S-2: lines of blocks may have different lengths; all lies in one copy."""
+    """S-2: rows of blocks may have different lengths; all data is copied at once."""
     step = build(*ROWS, (0, 0), padded_tokens=2)
     described = of_host(step, num_tokens=6)
     assert described.cu_seqlens_q.tolist() == step.cu_seqlens_q.tolist()
@@ -125,7 +125,7 @@ def test_an_integer_out_of_range_is_named(given):
 
 
 def test_maps_and_steps_are_compared_as_objects():
-    """Tensors have no one answer to `==`."""
+    """Tensors have no single result of `==`."""
     step = build(*ROWS)
     maps = [RequestMap(step.block_table, step.seq_lens) for _ in range(2)]
     assert maps[0] == maps[0]
@@ -280,7 +280,7 @@ def test_steps_of_layers_in_flight(absorbed):
 @pytest.mark.parametrize("between", [0, 1, 2, None])
 @pytest.mark.parametrize("absorbed", [0, 1, 2])
 def test_a_resumed_step_of_layers(absorbed, between, monkeypatch):
-    """S-17, S-21: a replay brings back what lies on the device, and `resume` what the host knows.
+    """S-17, S-21: a replay restores the device's buffers, and `resume` the host's sizes.
 
     The step between has as many tokens, in rows that are divided in another place.
     """

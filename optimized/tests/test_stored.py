@@ -1,4 +1,4 @@
-"""The backend against the stored vectors: answers made once, by code that is not here."""
+"""The backend against the stored vectors, which separate code has computed."""
 
 from __future__ import annotations
 

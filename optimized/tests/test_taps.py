@@ -61,7 +61,7 @@ def test_scores_and_parts_are_those_of_the_keys(
 
 
 def test_the_kernel_is_left_as_it_was(dump: Path):
-    """Nobody listens any more."""
+    """No tap is installed any more."""
     kept = attend.tap_tile, attend.tap_part
     taps.taps_of(load_dump(dump), TOKEN, HEAD)
     assert (attend.tap_tile, attend.tap_part) == kept
@@ -85,7 +85,7 @@ def test_a_row_longer_than_its_table(dump: Path):
 
 
 def test_a_dump_without_a_cache(dump: Path, capsys: pytest.CaptureFixture[str]):
-    """The command says what is missing."""
+    """The command reports what is missing."""
     whole = load_dump(dump)
     some = {name: x for name, x in whole.arrays.items() if name != "cache_after"}
     with pytest.raises(InvalidArgument, match="no cache_after"):
@@ -95,7 +95,7 @@ def test_a_dump_without_a_cache(dump: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_compiled_kernels_have_none(dump: Path, monkeypatch: pytest.MonkeyPatch):
-    """The error says what to set."""
+    """The error names the variable to set."""
     monkeypatch.setattr(taps, "is_interpreting", lambda: False)
     with pytest.raises(Unsupported, match="TRITON_INTERPRET=1"):
         taps.taps_of(load_dump(dump), 0, 0)
@@ -103,7 +103,7 @@ def test_compiled_kernels_have_none(dump: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("cache_format", ["fp8_e4m3", "fp8_ds_mla", "fp8_block_token"])
 def test_caches_of_8_bits(cache_format: str, tmp_path: Path):
-    """S-11: the parts join to the answer that the step had."""
+    """S-11: the parts merge to the output that the step had."""
     mla = PagedMla(config(cache_format=cache_format, max_rows=1), "cpu")
     step = build((40, 1), cache_format="fp32")
     codes = torch.randint(0, 100, (len(step.cache), 16, _width(cache_format)), dtype=torch.uint8)

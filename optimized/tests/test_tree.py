@@ -60,7 +60,7 @@ def test_strided_mask():
 
 
 def test_a_sibling_leaves_no_trace():
-    """S-4: a changed draft moves its descendants' bits and nobody else's."""
+    """S-4: a changed draft changes the bits of its descendants only."""
     step = build((20, 4), mask="tree:qlen", max_draft_tokens=4)
     step.mask = torch.tensor(
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool

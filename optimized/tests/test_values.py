@@ -175,7 +175,7 @@ def test_blocks_that_are_not_a_rows_own(given, changes):
     ids=["prefix", "named", "of-another-row", "tail", "no-queries", "past-the-row", "padded-row"],
 )
 def test_blocks_that_rows_may_have_together(changes):
-    """S-9, S-13: full prefixes, what no row reads, and blocks of rows that ask nothing."""
+    """S-9, S-13: full prefixes, blocks that no row reads, and blocks of rows without queries."""
     check(changes)
 
 
@@ -195,7 +195,7 @@ def test_two_rows_of_one_request(order):
 
 
 def test_rows_of_the_reserved_slot_are_padding():
-    """S-10: rows of an idle rank lie in its block alone, however long they are."""
+    """S-10: all blocks of an idle rank's rows are its block, for any length."""
     step = {"block_table": [[0, 0, -9], [0, 0, 0]]}
     check(step, reserved_slot=0)
     check(step | {"block_table": [[0, 0, -9], [1, 2, 3]]}, reserved_slot=5)

@@ -135,7 +135,7 @@ def test_fast_products_have_a_kernel(num_heads, query_len, lanes):
     ids=["exact", "plain-cache", "other-scales", "sm100", "fp32", "rank"],
 )
 def test_fast_products_are_only_where_they_fit(asked, reason):
-    """What else may be asked for is never sent to that kernel, and has a reason."""
+    """Other requirements never use that kernel, and have a reason."""
     assert serving_variant(asked, 1).family != TILE_FP8
     assert reason in FAMILIES[TILE_FP8].misfit(asked, 128)
 
@@ -166,7 +166,7 @@ FP8_FORMATS = [name for name, stored in FORMATS.items() if not stored.is_plain]
 @pytest.mark.parametrize("cache_format", FP8_FORMATS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_exact_products_have_a_kernel_for_e4m3(dtype, cache_format):
-    """However many pairs of token and head, whatever the queries' type."""
+    """For any number of pairs of token and head, and for both dtypes of queries."""
     asked = demand(16, dtype=dtype, cache_format=cache_format)
     found = [serving_variant(asked, query_len) for query_len in (1, 2, 3, 4, 5, 16)]
     lacks_room = FORMATS[cache_format].inline_scales and dtype == "float16"
@@ -180,13 +180,13 @@ def test_exact_products_have_a_kernel_for_e4m3(dtype, cache_format):
 
 
 def test_tiles_of_64_are_faster_for_more_than_32_pairs():
-    """Where they have room; the kernel for few queries says so."""
+    """If their shared memory suffices; the kernel for few queries reports it as the reason."""
     asked = demand(16, cache_format="fp8_ds_mla")
     assert FEW_FP8 not in passed_over(asked, 2)
     reason = passed_over(asked, 3)[FEW_FP8]
     assert reason == "slower than tiles of 64 for 48 pairs of token and head"
     asked = demand(16, cache_format="fp8_ds_mla", dtype="float16")
-    assert "beside queries of float16" in FAMILIES[TILE_EXACT].misfit(asked, 48)
+    assert "in addition to queries of float16" in FAMILIES[TILE_EXACT].misfit(asked, 48)
 
 
 def test_fast_products_of_shares_of_a_latent_are_exact_ones():
@@ -205,14 +205,14 @@ def test_fast_products_leave_16_pairs_to_exact_ones():
 
 
 def test_half_the_latents_have_a_kernel_for_few_queries():
-    """Of (256, 64), the dims of Mistral Small 4, only what more than 32 pairs ask is portable."""
+    """With (256, 64), the dims of Mistral Small 4, more than 32 pairs use the portable kernel."""
     assert serving_variant(demand(32, head_dims=(256, 64)), 1).family == FEW
     assert serving_variant(demand(32, head_dims=(256, 64)), 2).family == PORTABLE
     assert "kv_lora_rank 512 and" in passed_over(demand(32, head_dims=(256, 64)), 2)[TILE]
 
 
 def test_what_is_passed_over_has_a_reason():
-    """Where a faster kernel fits no step of this length, it says why."""
+    """If a faster kernel fits no step of this length, there is a reason."""
     assert passed_over(demand(16), 2) == {}
     assert passed_over(demand(16), 3) == {FEW: "serves at most 32 pairs of token and head"}
 

@@ -58,7 +58,7 @@ STEPS = [(1, 1, 1), (7, 7, None), (200, 600, None), (40, 700, 64), (1, 1024, Non
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Stand a Hopper in for the device, and note kernels instead of launching them."""
+    """Simulate a Hopper GPU, and record kernels instead of launching them."""
     for module in (core, prefill):
         monkeypatch.setattr(module, "device_facts", lambda _device: DeviceFacts("sm90", 132))
     found = []
@@ -215,7 +215,7 @@ def test_no_prompt_launches_another_kernel(launched, dims, causal):
             )
 
 
-def test_a_warm_layer_answers_as_a_fresh_one():
+def test_a_warm_layer_has_the_outputs_of_a_new_one():
     step = build((70, 3), (33, 2), num_heads=4)
     weights, before = weights_of(4), step.cache.clone()
     layers = [MlaLayer(layer_config(step.config, 64), "cpu") for _ in range(2)]
@@ -276,7 +276,7 @@ def test_another_cache_is_refused():
 
 @pytest.mark.parametrize("cache_format", ["fp16", "fp8_e4m3"])
 def test_no_step_of_a_rank_launches_another_kernel(launched, group_of_one, cache_format):
-    """S-18: tables of any width, and the lines that answers travel in."""
+    """S-18: tables of any width, and the lines of partial results."""
     assert group_of_one.size() == 1
     config = small(cache_format=cache_format)
     mla, cache = ContextParallelMla(config, group_of_one, "cpu"), cache_of(config)

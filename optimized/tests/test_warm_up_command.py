@@ -32,7 +32,7 @@ print(json.dumps(found))
 
 
 class Instance:
-    """What stands in for PagedMla: it leaves one binary where Triton would."""
+    """Replaces PagedMla: it writes one binary where Triton would."""
 
     def __init__(self, config, _device):
         self.config = config
@@ -46,7 +46,7 @@ class Instance:
 
 @pytest.fixture
 def hopper(monkeypatch):
-    """Stand a Hopper in for the device."""
+    """Simulate a Hopper GPU."""
     monkeypatch.setattr(warm_up, "is_interpreting", lambda: False)
     monkeypatch.setattr(warm_up, "current_gpu", lambda: torch.device("cpu"))
     monkeypatch.setattr(warm_up, "device_facts", lambda _: DeviceFacts("sm90", 132))
@@ -56,14 +56,14 @@ def hopper(monkeypatch):
 
 
 @pytest.mark.usefixtures("hopper")
-def test_it_compiles_into_the_folder_and_says_what_must_be_equal(tmp_path, capsys):
+def test_it_compiles_into_the_folder_and_reports_what_must_be_equal(tmp_path, capsys):
     folder = tmp_path / "new" / "kernels"
     before = triton.knobs.cache.dir
     assert warm_up.main(["--folder", str(folder), "--heads", "16"]) == 0
     assert triton.knobs.cache.dir == before
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0].startswith(f"1 binaries, 1.5 MiB in {folder}, after ")
-    assert lines[1].endswith(f": TRITON_CACHE_DIR={folder}")
+    assert lines[1].endswith(f" TRITON_CACHE_DIR={folder}")
     assert f"path {folder}" in lines
     assert f"Triton {triton.__version__}, from the same wheel" in lines
     assert "GPU NVIDIA H100 80GB HBM3: sm90, 132 multiprocessors" in lines
@@ -79,7 +79,7 @@ def test_the_capacities_are_those_of_the_options(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("hopper")
-def test_a_folder_that_will_lie_elsewhere_has_the_paths_of_there(tmp_path, monkeypatch, capsys):
+def test_a_folder_that_will_be_elsewhere_has_the_paths_of_there(tmp_path, monkeypatch, capsys):
     made, shipped = tmp_path / "made", tmp_path / "shipped"
     assert warm_up.main(["--folder", str(made), "--used-at", str(shipped)]) == 0
     assert f"TRITON_CACHE_DIR={shipped}\n" in capsys.readouterr().out
@@ -89,9 +89,7 @@ def test_a_folder_that_will_lie_elsewhere_has_the_paths_of_there(tmp_path, monke
     assert group == {BINARY: str(shipped / "HASH" / BINARY)}
 
 
-def test_triton_compiles_anew_in_a_folder_that_was_moved_unless_it_has_the_paths(
-    tmp_path, monkeypatch
-):
+def test_triton_compiles_again_in_a_moved_folder_unless_it_has_the_paths(tmp_path, monkeypatch):
     def hits(folder):
         monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
         source = tmp_path / "source.py"
@@ -163,5 +161,7 @@ def test_without_a_gpu_nothing_is_compiled(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(warm_up, "is_interpreting", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert warm_up.main(["--folder", str(tmp_path / "new")]) == 2
-    assert "torch finds no GPU: paged-mla doctor says what is missing" in capsys.readouterr().err
+    assert (
+        "torch finds no GPU; run paged-mla doctor to see what is missing" in capsys.readouterr().err
+    )
     assert not list(tmp_path.iterdir())

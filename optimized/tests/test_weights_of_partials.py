@@ -1,4 +1,4 @@
-"""Partial answers of one group, weighed by their lse: the joining kernel by itself."""
+"""Partial results of one group, weighted by their lse: the combine kernel by itself."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def joined(outs, lses, *, workers=2, shares=1):
 
 
 def partials(count):
-    """Return answers [count, ROOM, R] and lses [count, ROOM], NaN where there is room alone."""
+    """Return outputs [count, ROOM, R] and lses [count, ROOM], with NaN after the pairs."""
     torch.manual_seed(count)
     outs, lses = torch.randn(count, ROOM, R), 3 * torch.randn(count, ROOM)
     outs[:, PAIRS:] = torch.nan
@@ -55,7 +55,7 @@ def test_programs_that_join_change_no_bit(count):
 
 @pytest.mark.parametrize("empty", [0, 1, 69])
 def test_an_empty_partial_may_hold_anything(empty):
-    """S-7: lse -inf counts for nothing, whatever lies beside it."""
+    """S-7: a partial result with lse -inf has no weight, for any output."""
     outs, lses = partials(70)
     outs[empty] = torch.nan
     lses[empty] = -torch.inf

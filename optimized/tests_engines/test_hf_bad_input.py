@@ -74,7 +74,7 @@ def test_eager_attention_goes_on_working(model, ours):
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_pool_is_not_copied(ours, way):
     """A copy would hand out the blocks that the original's caches are in."""
-    with pytest.raises(Unsupported, match=r"of a LatentPool, .*: make another LatentPool with"):
+    with pytest.raises(Unsupported, match=r"of a LatentPool, .*; make another LatentPool with"):
         way(ours[1])
 
 

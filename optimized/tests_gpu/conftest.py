@@ -1,4 +1,4 @@
-"""These tests need a CUDA device; without one each is skipped, and says so."""
+"""These tests need a CUDA device; without a device they are skipped with a reason."""
 
 import pytest
 import torch

@@ -57,14 +57,14 @@ class Operation:
     Parameters
     ----------
     reset : callable
-        Spoil what `run` writes, and bring caches to where they were before it.
+        Overwrite what `run` writes, and restore caches to their state before it.
     run : callable
         The call.
     answers : callable
         Return all that `run` wrote.
     inputs : dict of str to (Tensor, stale Tensor)
         What comes late in turn: a contiguous tensor that `run` reads, and legal contents of the
-        same shape with which the answers are others.
+        same shape with which the outputs differ.
     """
 
     reset: Callable[[], None]

@@ -39,7 +39,7 @@ MOST_TOKENS = 640
 
 
 class Numbers(NamedTuple):
-    """Tokens of every row, as keys and as queries of all heads, and where the rows' blocks lie."""
+    """Tokens of every row as keys and as queries of all heads, and the blocks of the rows."""
 
     keys: list[torch.Tensor]  # one [tokens, R + P] for each row
     queries: list[torch.Tensor]  # [tokens, H, R + P]

@@ -159,9 +159,9 @@ def _contents(config: MlaConfig, generator: torch.Generator) -> torch.Tensor:
 
 
 class Model:
-    """Four layers that append and attend, with a cache and answers of their own.
+    """Four layers that append and attend, with separate caches and outputs.
 
-    Rows of caches are of one type, FP8 formats' are bytes. Its steps are told `max_query_len`.
+    Rows of caches have one type; rows of FP8 formats are bytes. Its steps have `max_query_len`.
     """
 
     def __init__(self, mla: PagedMla, max_query_len: int | None = None) -> None:

@@ -67,7 +67,7 @@ def new_cache(config, junk):
 
 
 def step_of(config, batch, junk, keep):
-    """Return answers, slots and what the cache came to; blocks not in `keep` hold `junk`."""
+    """Return outputs, slots and the final cache; blocks not in `keep` are filled with `junk`."""
     cache, rows, scales = new_cache(config, 1)
     _, other_rows, _ = new_cache(config, junk)
     foreign = torch.ones(BLOCKS + 2, dtype=torch.bool, device="cuda")
@@ -95,7 +95,7 @@ def step_of(config, batch, junk, keep):
 @pytest.mark.parametrize("spoilt", SPOILT)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_no_step_has(name, spoilt):
-    """Legal rows keep their answers, nothing foreign is written, and nothing foreign is read."""
+    """Legal rows keep their outputs, and no other row's memory is read or written."""
     config = CONFIGS[name]
     batch = make_batch(config, LENS, 1)
     size = config.block_size
@@ -132,7 +132,7 @@ def test_what_no_step_has(name, spoilt):
 
 
 def test_short_rows_of_a_non_causal_mask():
-    """S-2: one key and three queries, in every family: each query's answer is that key."""
+    """S-2: one key and three queries, in every family: each query's output is that key."""
     for heads in (1, 16, 128):
         config = replace(CONFIG, num_heads=heads, mask="non_causal", rope=Rope(RopePairing.NEOX))
         mla = PagedMla(config, "cuda")

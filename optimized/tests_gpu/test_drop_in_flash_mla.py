@@ -20,7 +20,7 @@ def layers(query_len):
 
 
 def step(queries, caches, table, lengths):
-    """Attend in both layers with one plan; return answers and lse of both."""
+    """Attend in both layers with one plan; return the outputs and lse of both."""
     metadata, _ = get_mla_metadata()
     return [
         each
@@ -47,7 +47,7 @@ def test_a_graph_follows_the_lengths_that_it_is_given(query_len):
 
 
 def test_streams_have_buffers_of_their_own():
-    """S-17: steps that run at once on two streams give the answers of one after the other."""
+    """S-17: steps that run at once on two streams have the outputs of steps run one by one."""
     made = layers(1)
     given = [torch.tensor(lengths, dtype=torch.int32, device="cuda") for lengths in LENGTHS]
     expected = [step(*made, lengths) for lengths in given]

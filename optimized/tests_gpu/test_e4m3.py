@@ -83,7 +83,7 @@ def test_values_of_every_code(dtype):
 @pytest.mark.parametrize("bounded", [False, True], ids=["any", "bounded"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_quotients_have_the_codes_of_divisions(dtype, bounded):
-    """S-11: whatever the number, over scales that put it between two codes, or any."""
+    """S-11: any number, with scales that put it between two codes, or any scale."""
     every = torch.arange(1 << 16, dtype=torch.int32, device=CUDA).to(torch.int16).view(dtype)
     values = torch.arange(127, dtype=torch.int32, device=CUDA).to(torch.uint8)
     values = values.view(torch.float8_e4m3fn).double()

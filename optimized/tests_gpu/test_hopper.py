@@ -113,7 +113,7 @@ def _needs_hopper():
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_thousand_repeats(name):
-    """S-9, S-17, S-20: the portable kernel's answer; and the same bits over NaN, every time."""
+    """S-9, S-17, S-20: the portable kernel's output; and the same bits over NaN, every time."""
     config, lens = STEPS[name]
     demand = demand_of(config, "sm90")
     longest = max(query_len for _, query_len in lens)
@@ -174,7 +174,7 @@ def test_shares_of_small_scales_keep_their_bits(num_heads):
 @pytest.mark.parametrize("pairing", list(RopePairing))
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["parts", "fixed"])
 def test_kernels_rotate_as_the_launch_does(is_fixed, pairing, dtype, cache_format, num_heads):
-    """S-12: bit for bit the answers to queries that were rotated before; strided and padded."""
+    """S-12: bit for bit the outputs for queries that were rotated before; strided and padded."""
     given = replace(
         CONFIG,
         num_heads=num_heads,
@@ -220,8 +220,8 @@ def with_odd_strides(tensor):
 
 @pytest.mark.parametrize("odd", [at_odd_address, with_odd_strides])
 @pytest.mark.parametrize("name", ["16-heads", "128-heads"])
-def test_odd_queries_and_answers(name, odd):
-    """S-5: queries that cannot be copied are the portable kernel's; answers may be odd."""
+def test_odd_queries_and_outputs(name, odd):
+    """S-5: the portable kernel serves queries that cannot be copied, with outputs of any stride."""
     config, lens = STEPS[name]
     batch = make_batch(config, lens, 1)
     model = Model(PagedMla(config))

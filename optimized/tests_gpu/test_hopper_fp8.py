@@ -1,4 +1,4 @@
-"""The Gluon kernel of FP8 products, beside the portable kernel on the same queries and cache."""
+"""The Gluon kernel of FP8 products, compared with the portable kernel on the same inputs."""
 
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ def fast_model(name):
 
 
 def assert_close_to_exact(model, batch, out, lse):
-    """Hold answers against exact ones to the queries that their last layer's kernel was given.
+    """Compare outputs with exact outputs for the queries that the last layer's kernel got.
 
     A weight is off by 1 / 16 of itself at most, and the others of its pair by as much the other
     way; their sum as well. So is the lse, and by what queries are rounded by here.
@@ -92,7 +92,7 @@ def assert_close_to_exact(model, batch, out, lse):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_thousand_repeats(name):
-    """S-9, S-17, S-20: close to exact answers; and the same bits over NaN, every time."""
+    """S-9, S-17, S-20: close to exact outputs; and the same bits over NaN, every time."""
     model, batch = fast_model(name)
     model.mla.workspace.fill_(torch.nan)
     out, lse, _ = model.eager(batch)
@@ -122,7 +122,7 @@ def test_the_first_launch_is_right():
     assert_close_to_exact(model, batch, out, lse)
 
 
-def test_queries_are_what_was_asked():
+def test_codes_times_scales_are_the_queries():
     """S-5, S-11: codes times scales are the queries, but for what e4m3 rounds."""
     model, batch = fast_model("mixed")
     model.eager(batch)
@@ -147,8 +147,8 @@ def test_scales_that_vanish():
 
 @pytest.mark.parametrize("name", ["token-scales", "group-scales"])
 @pytest.mark.parametrize("scale", [0.0, 1e-38, 2.0**-40])
-def test_scales_that_vanish_beside_others(name, scale):
-    """S-11: keys are weighed as the exact products of codes and scales, whatever those are."""
+def test_scales_that_vanish_next_to_others(name, scale):
+    """S-11: keys are weighted by the exact products of codes and scales, for any scales."""
     model, batch = fast_model(name)
     model.scale_contents[..., ::2] = scale
     out, lse, _ = model.eager(batch)
@@ -157,7 +157,7 @@ def test_scales_that_vanish_beside_others(name, scale):
 
 @pytest.mark.parametrize("name", ["token-scales", "group-scales"])
 def test_scales_that_are_no_numbers_stay_visible(name):
-    """S-11: a key without a value makes NaN of the answers that see it, and of no others."""
+    """S-11: a NaN key makes the outputs that see it NaN, and no others."""
     model, batch = fast_model(name)
     out, lse, _ = model.eager(batch)
     row = 0  # whose first block holds cached keys alone
@@ -174,10 +174,10 @@ def test_scales_that_are_no_numbers_stay_visible(name):
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("column", [3, R + P - 1])
 def test_what_is_no_number_stays_visible(bad, column):
-    """S-5: its query's answer is NaN, lse too; that of zeros is the mean, all others as before.
+    """S-5: its query's output and lse are NaN; that of zeros is the mean, all others as before.
 
-    A thread weighs pairs eight apart, whose peaks rise together: answers of those are as close as
-    what is rounded relative to a peak.
+    A thread weighs pairs eight apart, whose peaks rise together: their outputs are as close as
+    rounding relative to a peak allows.
     """
     model, batch = fast_model("mixed")
     out, lse, _ = model.eager(batch)

@@ -82,7 +82,7 @@ def assert_waits(operation, captured):
         operation.run()
         hasty = [answer.clone() for answer in operation.answers()]
         tensor.copy_(right)
-        assert not all(map(same, hasty, expected)), f"{name}: answers do not depend on it"
+        assert not all(map(same, hasty, expected)), f"{name}: outputs do not depend on it"
         for answers in operation.behind_late(name, captured=captured):
             assert all(map(same, answers, expected)), f"{name}: read before it was written"
 
@@ -297,7 +297,7 @@ def test_quantize_queries(is_given, captured):
 
 @MODES
 def test_merge_partials(captured):
-    """Partial answers and their lse come late."""
+    """Partial results and their lse come late."""
     outs = torch.randn(3, 70, 16, R, device="cuda")
     lses = torch.randn(3, 70, 16, device="cuda")
     found = []

@@ -1,4 +1,4 @@
-"""The layer on the device at DeepSeek-V3 dims: one answer, however its steps are cut (S-21)."""
+"""The layer on the device at DeepSeek-V3 dims: equal outputs for all divisions of steps (S-21)."""
 
 import itertools
 from functools import partial
@@ -105,7 +105,7 @@ class Request:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_one_piece_chunks_and_hits(name):
-    """S-19, S-21: the answers of a prompt in one piece, in chunks with parts, behind a prefix."""
+    """S-19, S-21: the outputs of a prompt in one piece, in chunks, and after a prefix."""
     whole, chunked = Request(name), Request(name)
     one_piece = whole.answer(whole.layer(), 0, LENGTH, 0)
     whole.assert_right(one_piece, torch.arange(LENGTH))
@@ -166,7 +166,7 @@ def test_a_captured_decode_step(name):
 
 
 def test_queries_of_any_strides():
-    """S-9: heads before tokens, and views of wider lines, have the answer of dense queries."""
+    """S-9: heads before tokens, and views of wider lines, have the output of dense queries."""
     request = Request("bf16")
     request.append_all()
     first, last = LENGTH - 300, LENGTH

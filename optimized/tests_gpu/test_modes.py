@@ -59,7 +59,7 @@ def answers(runner, batch):
 @pytest.mark.filterwarnings("default")  # compilers deprecate parts of themselves
 @pytest.mark.parametrize("name", ["graphed", "compiled"])
 def test_bits_are_those_of_eager_steps(name):
-    """S-17: positions, slots, answers and the cache, batch after batch on one runner."""
+    """S-17: positions, slots, outputs and the cache, batch after batch on one runner."""
     mine, eager = (each.prepare(PROBLEM) for each in (getattr(modes, name)(), backend.create()))
     for batch in [*BATCHES, *BATCHES]:
         for found, expected in zip(answers(mine, batch), answers(eager, batch), strict=True):
@@ -67,8 +67,8 @@ def test_bits_are_those_of_eager_steps(name):
 
 
 @pytest.mark.parametrize("name", ["graphed", "compiled"])
-def test_a_single_key_is_returned_by_whatever_kernel_serves(name):
-    """S-22: as many tokens as rows, fewer than the bucket of a graph; the answer has one value."""
+def test_a_single_key_is_returned_by_every_kernel(name):
+    """S-22: as many tokens as rows, fewer than the bucket of a graph; the output has one value."""
     batch = make_batch(2, (1, 1))
     for backend_of_mode in (getattr(modes, name)(), backend.create()):
         runner = backend_of_mode.prepare(PROBLEM)

@@ -1,4 +1,4 @@
-"""Tensor and context parallelism over NCCL: every rank answers as one GPU does (S-8, S-18)."""
+"""Tensor and context parallelism over NCCL: every rank has the outputs of one GPU (S-8, S-18)."""
 
 import gpu_ranks
 import pytest
@@ -6,7 +6,7 @@ import torch
 from torch.multiprocessing import start_processes
 
 
-def test_ranks_answer_for_the_whole(tmp_path):
+def test_ranks_have_the_outputs_of_one_instance(tmp_path):
     """S-8, S-18: decode, chains and chunks, eagerly and in graphs, on all GPUs of this host."""
     world = torch.cuda.device_count()
     if world < 2:

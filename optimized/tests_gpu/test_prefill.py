@@ -1,4 +1,4 @@
-"""Prefill on the device: the Gluon kernel where there is one, and the portable kernel beside it."""
+"""Prefill on the device, with the Gluon kernel if it serves, and with the portable kernel."""
 
 import random
 
@@ -68,7 +68,7 @@ def test_lines_that_tma_cannot_address():
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "non-causal"])
 def test_a_row_does_not_touch_the_next(causal):
-    """S-9: NaN in the keys and values of a row leaves the bits of those beside it alone."""
+    """S-9: NaN in the keys and values of a row does not change the bits of other rows."""
     step = build([(130, 130), (200, 200), (70, 64)], causal=causal)
     prefill = Prefill(step.config)
     step.plan(prefill)
@@ -100,8 +100,8 @@ def test_rows_without_keys_may_be_left_alone(rows):
 
 
 @pytest.mark.parametrize(("width", "first"), [(192, 0), (136, 8), (131, 3)])
-def test_answers_go_where_they_are_asked(width, first):
-    """S-6: lines of `out` on 16 bytes or not, and none beside them is written."""
+def test_outputs_go_to_the_passed_tensors(width, first):
+    """S-6: lines of `out` aligned to 16 bytes or not; no memory next to them is written."""
     step = build(ROWS["prompts"])
     prefill = Prefill(step.config)
     step.plan(prefill)
@@ -125,7 +125,7 @@ def test_many_tiles_for_each_program():
 
 
 def test_bits_do_not_change():
-    """S-20: whichever program takes a tile, and with other rows or none beside a row's own."""
+    """S-20: for any program that takes a tile, and with or without other rows."""
     rows = [(700, 700), (130, 64), (64, 64), (1, 1), (333, 200)]
     step = build(rows, spare=0, num_heads=16)
     prefill = Prefill(step.config)

@@ -1,4 +1,4 @@
-"""The example of a serving loop on the device, in its graphs, beside dense computation."""
+"""The example of a serving loop on the device, in its graphs, against dense computation."""
 
 import sys
 from pathlib import Path

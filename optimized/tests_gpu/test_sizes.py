@@ -188,7 +188,7 @@ def test_rows_of_a_step(name):
 
 @pytest.mark.parametrize("name", ["tile", "tile-exact", "portable"])
 def test_queries_of_a_row(name):
-    """S-4: one row of as many queries; the answers are those of the row in chunks."""
+    """S-4: one row of as many queries; the outputs are those of the row in chunks."""
     mla = instance(name, longest=MOST, max_rows=2, max_query_tokens=MOST, max_model_len=MOST)
     rows = Rows(mla.config, [(MOST, MOST)])
     cache = spoilt_cache(mla.config, rows.blocks)
@@ -251,7 +251,7 @@ def test_queries_quantized():
 
 
 def test_partials_merged():
-    """S-8: each token's merged answer is the one that it has beside fewer."""
+    """S-8: each token's merged output equals its output with fewer tokens."""
     outs, lses = normal(2, MOST, 128, R).float(), torch.randn(2, MOST, 128, device="cuda")
     pieces = [
         merge_partials(outs[:, begin:end].contiguous(), lses[:, begin:end].contiguous())
@@ -458,7 +458,7 @@ def test_tails_in_a_cache_past_2_33():
 @pytest.mark.parametrize("size", [480, 1056])
 @pytest.mark.parametrize("name", KERNELS)
 def test_large_blocks(name, size):
-    """S-1: answers over blocks of this size are those over blocks of 16."""
+    """S-1: outputs for blocks of this size equal those for blocks of 16."""
     seq_lens = [1, 300, size - 1, size + 1, 2 * size + 5]
     kv = normal(sum(seq_lens), R + P)
     q = normal(len(seq_lens), KERNELS[name][2]["num_heads"], R + P, seed=2)

@@ -55,8 +55,8 @@ def test_nothing_compiles_in_a_warm_instance(name, monkeypatch):
 
 
 @pytest.mark.parametrize("batch_invariant", [True, False], ids=["fixed", "parts"])
-def test_rows_beside_others(batch_invariant):
-    """S-20: batch-invariant rows keep their bits beside any others; without it they are close."""
+def test_rows_next_to_others(batch_invariant):
+    """S-20: batch-invariant rows keep their bits next to any rows; without it they are close."""
     config = CONFIGS["batch_invariant" if batch_invariant else "causal"]
     model = Model(PagedMla(config))
     lens = random_lens(config, 8, 40, 5)
@@ -87,7 +87,7 @@ def test_rows_beside_others(batch_invariant):
 
 @pytest.mark.filterwarnings("default")  # compilers deprecate parts of themselves
 def test_compiled_step():
-    """S-17: torch.compile takes the whole step as one graph, and its answers are the eager ones."""
+    """S-17: torch.compile takes the whole step as one graph, with the outputs of the eager step."""
     model = Model(PagedMla(CONFIG))
     batch = make_batch(CONFIG, random_lens(CONFIG, 9, 60, 1), 1)
     q, kv = batch.tokens["q"], batch.tokens["kv"]

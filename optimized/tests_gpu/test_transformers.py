@@ -1,4 +1,4 @@
-"""transformers at DeepSeek-V3's head sizes: what ``tests_engines`` asks of small ones."""
+"""transformers at DeepSeek-V3's head sizes: the tests of ``tests_engines`` for small sizes."""
 
 import sys
 from pathlib import Path

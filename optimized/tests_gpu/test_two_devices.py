@@ -43,7 +43,7 @@ def on_both(build):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_interleaved_steps(name):
-    """S-17: plan, append and attend in turns, from either current device, launches remembered."""
+    """S-17: plan, append and attend interleaved, from either current device, binaries stored."""
     config, lens = STEPS[name]
 
     def build():

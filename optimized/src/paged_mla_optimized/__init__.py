@@ -1,7 +1,7 @@
 """Paged MLA attention in Triton for serving engines.
 
-Every name is imported when it is first used, so that :mod:`paged_mla_optimized.planning.families`,
-which says what kernel serves a step, can be imported without torch and Triton.
+A name is imported at its first use. Therefore :mod:`paged_mla_optimized.planning.families`, which
+chooses the kernel of a step, can be imported without torch and Triton.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from the module that defines it."""
+    """Import a public name from the module that defines it."""
     return import_name(__name__, _HOME, name)
 
 

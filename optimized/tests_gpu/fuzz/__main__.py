@@ -4,7 +4,7 @@
 
 A draw is one step: load the cache, plan, append, attend; the conformance suite judges each. All
 steps of one configuration run on one runner, so that graphed steps are captured once and replayed.
-Needs a GPU, torch, Triton, NumPy, ml_dtypes and pytest, and no install. Exits 1 where an answer was
+Needs a GPU, torch, Triton, NumPy, ml_dtypes and pytest, and no install. Exits 1 if an output was
 wrong, and 3 where some combination got fewer than --least draws.
 """
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def main() -> int:
-    """Ask until the time is over; return the exit status."""
+    """Run the search until the time is over; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="optimized/tests_gpu/fuzz",
         description=__doc__,
@@ -49,7 +49,7 @@ def main() -> int:
         "--only", metavar="WORD", default="", help="combinations whose name has this in it"
     )
     parser.add_argument(
-        "--replay", metavar="FAMILY/FORMAT/MODE/NUMBER", help="ask one configuration again"
+        "--replay", metavar="FAMILY/FORMAT/MODE/NUMBER", help="run one configuration again"
     )
     options = parser.parse_args()
     for name, least in (("workers", 0), ("least", 0), ("steps", 1)):

@@ -1,7 +1,7 @@
-"""Draws put to the backend: the suite judges each step, and the launches say which family served.
+"""Run draws on the backend: the suite judges each step, and the launches determine its family.
 
-A draw is asked as the suite asks a case (``Trial.check_step``): for each step the cache is loaded,
-the step planned, appended and attended on one runner, and each answer has the suite's own budget.
+A draw runs as the suite runs a case (``Trial.check_step``): for each step, one runner loads the
+cache, plans, appends and attends, and each output has the suite's own budget.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Outcome:
     failure : str
         Empty where every step was right.
     is_fatal : bool
-        Whether the process that asked is of no further use.
+        Whether the process that ran the draw cannot be used any more.
     out_of_memory : bool
         Whether the draw was given up for want of memory, which is no failure.
     seconds : float
@@ -81,7 +81,7 @@ class Outcome:
 
 
 def ask(drawn: Draw) -> Outcome:
-    """Ask a draw; return what became of it."""
+    """Run a draw; return its outcome."""
     watch_launches()
     began = time.perf_counter()
     outcome = Outcome(drawn.combination, drawn.number, labels=drawn.labels())
@@ -152,7 +152,7 @@ class _Journal:
 
 
 def _check(drawn: Draw, journal: _Journal) -> None:
-    """Ask every step of a draw."""
+    """Run every step of a draw."""
     runner = _watched(RUNNERS[drawn.runner], journal)
     backend = replace(create(), settings=drawn.settings, runner=runner)
     trial = Trial(backend, drawn.case, drawn.dims, drawn.dtype)
@@ -190,7 +190,7 @@ def _watched(runner: type[EagerRunner], journal: _Journal) -> type[EagerRunner]:
 
 
 def _described(drawn: Draw, step: int, error: Exception) -> str:
-    """Say what failed where; a traceback only where no answer was wrong."""
+    """Describe a failure; the text has a traceback unless an output was wrong."""
     case = drawn.case
     told = f"{type(error).__name__}: {error}"
     if not isinstance(error, Mismatch):

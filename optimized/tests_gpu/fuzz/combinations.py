@@ -36,7 +36,7 @@ class Combination:
     ----------
     family : str
         Key of ``FAMILIES``, :data:`PREFILL` or :data:`PORTABLE_PREFILL`. The last two read no
-        cache; the plain format of their dtype stands for the dtype.
+        cache; their cache format is the plain format of their dtype.
     cache_format : str
     mode : str
         "eager", "batch_invariant" or "graphed"; behind "fast" where products are fast, and "fast"
@@ -57,7 +57,7 @@ class Combination:
 
     @property
     def running(self) -> str:
-        """How steps run, whatever the products."""
+        """How steps run, for both kinds of products."""
         return self.mode.removeprefix(FAST).removeprefix("-") or EAGER
 
     @property
@@ -107,8 +107,8 @@ def families_of(arch: str, cache_format: str, products: str) -> set[str]:
 def combinations(arch: str) -> list[Combination]:
     """Return every combination on an architecture.
 
-    Products change which family serves, and nothing in a family that is exact: those that serve
-    beside fast products too are asked so in eager steps alone.
+    Products change which family serves, but do not change a family that is exact. An exact family
+    that also serves fast products runs with fast products only in eager steps.
     """
     runnings = [EAGER, BATCH_INVARIANT] + ([GRAPHED] if arch != INTERPRETER else [])
     found: list[Combination] = []

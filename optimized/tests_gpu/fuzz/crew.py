@@ -1,4 +1,4 @@
-"""Processes that ask draws; one that ends or hangs fails the draw that it had in hand."""
+"""Processes that run draws; if a process ends or hangs, the draw that it was running fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TICK = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Which draw to ask; parameters are those of :func:`drawing.draw`."""
+    """A draw to run; parameters are those of :func:`drawing.draw`."""
 
     combination: Combination
     number: int
@@ -30,7 +30,7 @@ class Job:
     fewer_keys: bool = False
 
     def run(self) -> Outcome:
-        """Draw and ask."""
+        """Draw and run."""
         drawn = draw(
             self.combination,
             seed=self.seed,
@@ -84,7 +84,7 @@ class Crew:
         self._workers: list[_Worker] = []
 
     def run(self, seconds: float, tick: Callable[[], None]) -> list[Job]:
-        """Ask for so long; return the draws that were given up as they took too long then.
+        """Run draws for `seconds`; return the draws that were given up since they took too long.
 
         `tick` is called now and then.
         """
@@ -114,7 +114,7 @@ class Crew:
             if worker.connection in ready:
                 self._receive(worker, is_over=is_over)
             elif time.monotonic() - worker.since > PATIENCE:
-                self._lose(worker, f"no answer after {PATIENCE:g} s")
+                self._lose(worker, f"no result after {PATIENCE:g} s")
 
     def _receive(self, worker: _Worker, *, is_over: bool) -> None:
         assert worker.job is not None
@@ -150,7 +150,7 @@ def _started() -> _Worker:
 
 
 def _work(connection: Connection) -> None:
-    """Ask what comes, until nobody listens."""
+    """Run draws from the connection until it is closed."""
     limit_memory()
     while True:
         try:

@@ -1,6 +1,6 @@
 """Random configurations and steps that one combination of family, format and mode serves.
 
-A draw is a function of the combination, a seed and a number, so that it can be asked again.
+A draw is a function of the combination, a seed and a number, so that it can be run again.
 """
 
 from __future__ import annotations

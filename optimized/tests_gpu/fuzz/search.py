@@ -1,4 +1,4 @@
-"""Which draw comes next, what is told of it, and when there are enough."""
+"""Choose the next draw, report its outcome, and end the search when there are enough draws."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Search:
         self._began = self._told = time.monotonic()
 
     def run(self) -> int:
-        """Ask until the time is over, and tell everything; return the exit status."""
+        """Run draws until the time is over, and report everything; return the exit status."""
         options = self._options
         try:
             if options.workers:
                 crew = Crew(options.workers, self.next_job, self.take)
                 for job in crew.run(options.seconds, self.tick):
-                    self.say(f"given up: {job.combination}/{job.number}, asked for too late")
+                    self.say(f"given up: {job.combination}/{job.number}, started too late")
             else:
                 while time.monotonic() - self._began < options.seconds:
                     job = self.next_job()
@@ -64,7 +64,7 @@ class Search:
         return TOO_FEW if short else RIGHT
 
     def next_job(self) -> Job:
-        """Return the next configuration to ask."""
+        """Return the next configuration to run."""
         done, hand = self.tally.steps, self._in_hand
         steps = self._options.steps
         chosen = min(
@@ -89,7 +89,7 @@ class Search:
         )
 
     def take(self, job: Job, outcome: Outcome) -> None:
-        """Count a configuration, and tell of a failure at once."""
+        """Count a configuration, and report a failure at once."""
         self._in_hand[job.combination] -= 1
         self.tally.add(outcome)
         if outcome.failure:
@@ -97,14 +97,14 @@ class Search:
             self.say(f"  again: {self.command(job)}")
 
     def command(self, job: Job) -> str:
-        """Return the command that asks a configuration again."""
+        """Return the command that runs a configuration again."""
         options = self._options
         parts = [COMMAND, f"--replay {job.combination}/{job.number}", f"--seed {job.seed}"]
         parts += [f"--steps {job.steps}", f"--device {options.device}"]
         return " ".join(parts + ["--fewer-keys"] * job.fewer_keys)
 
     def tick(self) -> None:
-        """Tell how far the search is, once a minute: it may be killed."""
+        """Report the progress of the search once a minute, since it may be killed."""
         now = time.monotonic()
         if now - self._told >= _TELL:
             self._told = now
@@ -119,11 +119,11 @@ class Search:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Search, or ask one configuration again; return the exit status."""
+    """Search, or run one configuration again; return the exit status."""
     arch = INTERPRETER
     if options.device == "gpu":
         if not torch.cuda.is_available():
-            print("no CUDA device; --device cpu asks Triton's interpreter")
+            print("no CUDA device; use --device cpu to run Triton's interpreter")
             return REFUSED
         arch = device_facts(torch.device("cuda")).arch
     try:

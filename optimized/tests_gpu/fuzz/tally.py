@@ -58,7 +58,7 @@ class Tally:
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """Say in one line what was asked and what failed."""
+        """Return one line with the number of draws and of failures."""
         steps = self.steps.total()
         each = self.seconds / steps if steps else 0.0
         told = [f"{steps} draws of {self.configurations} configurations"]

@@ -1,1 +1,1 @@
-"""The classes that an engine holds, and the ops under ``torch.compile``."""
+"""The classes that engines use, and the ops under ``torch.compile``."""

@@ -1,4 +1,4 @@
-"""Checks and launches behind the API: what methods, ops and adapters share."""
+"""The checks and launches that the API's methods, torch ops and adapters share."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ R = TypeVar("R", bound="Reader")
 
 
 class Reader(Protocol):
-    """An operation that reads the cached rows of a step, from its folder of ``operations``.
+    """An operation that reads the cached rows of a step; each is in a folder of ``operations``.
 
-    It checks its own arguments; the cache that it is given is an object of the config's format.
+    It checks its own arguments. Its `cache` is a :class:`LatentCache` of the config's format.
     """
 
     def __init__(self, config: MlaConfig, arch: str, device: torch.device) -> None: ...
 
     def warm_up(self, plan: Plan, cache: LatentCache) -> None:
-        """Launch what any step launches, for a planned step of padding."""
+        """Launch every kernel that a step can launch, for a planned step of padding."""
 
 
 class Core:
     """Every buffer and kernel of one :class:`~paged_mla_optimized.api.paged_mla.PagedMla`.
 
-    Methods that take a `plan` work on that one: :attr:`plan`, or one whose buffers a compiler
-    moved (``Plan.on``). Errors are those of the API.
+    Methods with a `plan` parameter use the buffers of this plan: :attr:`plan`, or a copy whose
+    buffers a compiler moved (``Plan.on``). Errors are those of the API.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Core:
             [variant] if variant else variants_by_query_len(self.demand, most_query_len(config))
         )
         self.variants = list(dict.fromkeys(served))
-        self._choices = [self.variants.index(v) for v in served]  # by query length, from 1
+        self._choices = [self.variants.index(v) for v in served]  # index 0 is query length 1
         num_sms = self.facts.num_sms
         check_at_least(1, steps_in_flight=steps_in_flight)
         self.plans = tuple(self.new_plan() for _ in range(steps_in_flight))
-        self._by_use = list(self.plans)  # the latest step's last
+        self._by_use = list(self.plans)  # the latest step is last
         self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
         self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
         self.quantize = None
@@ -109,11 +109,11 @@ class Core:
         self._has_inline_scales = config.stored.inline_scales > 0
         self.switch = CheckSwitch(self.device)
         self.writes_planned_slots = True
-        """Whether tokens go to the plan's slots, or to others that are named for the same rows."""
+        """Whether tokens are written to the plan's slots, not to slots that the caller names."""
         self._checked = known_layouts()
 
     def new_plan(self) -> Plan:
-        """Return buffers for one more step."""
+        """Return buffers for another step."""
         return Plan(self.config, self.variants, self.facts.num_sms, self.device)
 
     @property
@@ -123,7 +123,7 @@ class Core:
 
     @property
     def next_plan(self) -> Plan:
-        """Buffers that the next step is planned into: those of the step planned longest ago."""
+        """The buffers for the next step, which are those of the oldest planned step."""
         return self._by_use[0]
 
     def use(self, plan: Plan) -> None:
@@ -134,7 +134,7 @@ class Core:
 
     @property
     def own_buffers(self) -> dict[str, torch.Tensor]:
-        """What plans fill, by name: no call may write anything else there."""
+        """Buffers that plans fill, by name; no other call may write to them."""
         return {f"the buffers of plan {n}": plan.state for n, plan in enumerate(self.plans)}
 
     @property
@@ -143,7 +143,7 @@ class Core:
         return self._attentions[self.choice_of(self.plan)]
 
     def host_plan(self, step: MlaStep, max_query_len: int | None) -> HostPlan:
-        """Return what the host knows of a step whose tensors are right: sizes and kernels."""
+        """Return the sizes and the kernel of a step whose tensors are checked."""
         table = step.block_table
         return self.chosen(
             HostPlan(
@@ -155,14 +155,14 @@ class Core:
         )
 
     def chosen(self, host: HostPlan) -> HostPlan:
-        """Return a host's plan with the kernels that its step gets."""
+        """Return a host plan together with the kernel choice for its step."""
         sizes = (host.num_rows, host.num_tokens, host.max_query_len)
         query_len = step_query_len(self.config, *sizes)
         choice = self._choices[min(query_len, len(self._choices)) - 1]
         return host._replace(query_len=query_len, choice=choice)
 
     def choice_of(self, plan: Plan) -> int:
-        """Return the number of a planned step's variant; behind a compiled plan it is chosen."""
+        """Return the variant index of a planned step; after a compiled plan, it is chosen here."""
         choice = plan.host.choice
         if choice is None:
             plan.host = self.chosen(plan.host)
@@ -171,22 +171,22 @@ class Core:
         return choice
 
     def query_lens(self) -> list[int]:
-        """Return for each variant the shortest query length that gets it."""
+        """Return, for each variant, the shortest query length that uses it."""
         return [self._choices.index(n) + 1 for n in range(len(self.variants))]
 
     def append_steps(self) -> list[tuple[int, int]]:
-        """Return a step for each append kernel: tokens, and rows, none if its slots are named."""
+        """Return (tokens, rows) of a step for each append kernel; rows is 0 for named slots."""
         return self._append.steps()
 
     def fill(
         self, plan: Plan, step: MlaStep, *, max_query_len: int | None, is_checked: bool = False
     ) -> None:
-        """Check a step, unless it is part of one that was, and describe it in `plan`."""
+        """Write the description of a step to `plan`, after a check unless `is_checked`."""
         if not is_checked:
             checks.check_step(self.config, step, self.device)
             if self.switch.is_on:
                 self.check_values(step)
-        # A table is read, not copied, and may be the one that an earlier plan built.
+        # `plan` reads the table without a copy, and an earlier plan may have built the table.
         check_apart({"the plan's own buffers": plan.state}, step.tensors)
         host = self.host_plan(step, max_query_len)
         assert host.choice is not None
@@ -200,7 +200,7 @@ class Core:
         num_blocks: int | None,
         cache: Cache | None,
     ) -> None:
-        """Hold a step, its values included, against the rules; synchronises."""
+        """Check a step and its values against the rules; synchronizes."""
         checks.check_step(self.config, step, self.device)
         if slot_mapping is not None:
             shape = (integer("num_tokens", step.num_tokens),)
@@ -216,7 +216,7 @@ class Core:
         num_blocks: int | None = None,
         cache: LatentCache | None = None,
     ) -> None:
-        """Hold the values of a step whose shapes are right against the rules."""
+        """Check the values of a step, whose shapes are checked already, against the rules."""
         if slot_mapping is None and not self.writes_planned_slots:
             slot_mapping = torch.full((step.num_tokens,), -1, dtype=torch.int64)
         host = HostLengths.of(self.config, step)
@@ -231,7 +231,7 @@ class Core:
         )
 
     def check_append(self, plan: Plan, cache: Cache, slot_mapping: torch.Tensor | None) -> None:
-        """With ``PAGED_MLA_CHECK``, hold a planned step's slots and cached scales to rules."""
+        """With ``PAGED_MLA_CHECK``, check a planned step's slots and cached scales."""
         if self.switch.is_on:
             cache = self.checked_cache(cache)
             if slot_mapping is not None:
@@ -241,12 +241,12 @@ class Core:
             check_appended(*step, writes_planned_slots=self.writes_planned_slots)
 
     def check_attend(self, plan: Plan, cache: Cache) -> None:
-        """With ``PAGED_MLA_CHECK``, hold the blocks and scales that a planned step reads."""
+        """With ``PAGED_MLA_CHECK``, check the blocks and scales that a planned step reads."""
         if self.switch.is_on:
             check_attended(self.config, plan, self.checked_cache(cache))
 
     def checked_cache(self, cache: Cache) -> LatentCache:
-        """Return a cache as an object, once its shape and dtype are right."""
+        """Return the cache as a :class:`LatentCache`, after a check of its shape and dtype."""
         cache = self.as_cache(cache)
         checks.check_cache(self.config, cache, self.device)
         return cache
@@ -259,7 +259,7 @@ class Core:
         cache: Cache,
         slot_mapping: torch.Tensor | None,
     ) -> None:
-        """Check and write the latents of the step in `plan`."""
+        """Check the latents of the step in `plan`, and write them to the cache."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
         cache = self.as_cache(cache)
         planned_rows = plan.num_rows if slot_mapping is None else 0
@@ -292,7 +292,7 @@ class Core:
         cache: Cache,
         answer: Answer,
     ) -> None:
-        """Check and attend the queries of the step in `plan`."""
+        """Check the queries of the step in `plan`, and attend them to the cache."""
         (q_nope, q_pe), (out, lse) = queries, answer
         config, device, num_tokens = self.config, self.device, plan.num_tokens
         cache = self.as_cache(cache)
@@ -337,7 +337,7 @@ class Core:
         return codes.view(torch.float8_e4m3fn), scales
 
     def reader(self, kind: type[R]) -> R:
-        """Return an operation that reads cached rows, made when it is first asked for."""
+        """Return the operation of a class that reads cached rows; the first call makes it."""
         found = self._readers.get(kind)
         if found is None:
             found = self._readers[kind] = kind(self.config, self.facts.arch, self.device)
@@ -345,14 +345,14 @@ class Core:
         return found
 
     def as_cache(self, cache: Cache) -> LatentCache:
-        """Return `cache` as an object; its address is no part of a layout."""
+        """Return `cache` as a :class:`LatentCache`; the address is checked at every call."""
         cache = as_cache(self.config.cache_format, cache)
         if self._has_inline_scales:
             checks.check_address(cache)
         return cache
 
     def memory(self) -> list[Buffer]:
-        """Return every tensor held on the device, largest first."""
+        """Return every tensor on the device, largest first."""
         tensors = {
             name if number == 0 else f"{name} {number}": buffer
             for number, plan in enumerate(self.plans)

@@ -1,4 +1,4 @@
-"""One attention layer between its projections: absorbed and materialized rows in one step."""
+"""One attention layer between its projections, with absorbed and materialized rows in one step."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 from paged_mla_shared.errors import InvalidArgument
 
-_SLOW = 1.25  # times the best order of rows, which is worth a word
+_SLOW = 1.25  # warn if the order of rows makes a step this many times slower than the best order
 
 
 class PlannedLayerStep(PlannedStep):
-    """A step of layers as it was planned, with the form in which each row is attended to.
+    """A planned step of layers; it stores whether each row is absorbed or materialized.
 
     Attributes
     ----------
     absorbed_rows : int
-        So many leading rows are attended to absorbed, the others materialized.
+        Number of leading rows that are absorbed; all other rows are materialized.
     absorbed : Plan
         Buffers that describe the absorbed rows.
     materialized : MaterializedPlan or None
-        Buffers that describe the others; ``None`` if there are none.
+        Buffers that describe the materialized rows; ``None`` if there are none.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class PlannedLayerStep(PlannedStep):
 
     @property
     def absorbed_tokens(self) -> int:
-        """Tokens of the absorbed rows, and the padding of a step without materialized ones."""
+        """Tokens of the absorbed rows; with padding if the step has no materialized rows."""
         return self.absorbed.num_tokens
 
     def renew(self) -> Plan:
-        """Make the step the latest one of its buffers again, those of its two forms too."""
+        """Make this step the latest step of its buffers again, and return the plan's buffers."""
         self.absorbed.host = self._absorbed_host
         if self.materialized is not None:
             self.materialized.renew()
@@ -74,35 +74,38 @@ class PlannedLayerStep(PlannedStep):
 
 
 class MlaLayer(Planner):
-    """Latents and queries of heads in, values of heads out; one object for all layers of a model.
+    """Attention from a layer's queries and latents to values; one object for all layers of a model.
 
-    Rows are attended to absorbed, over the cache as it is, or materialized: their cached tokens
-    are gathered and projected to keys and values of every head, in parts that fit the workspace.
-    Both see what the cache holds after ``append``, so a token's answer is the same whether its row
-    comes in one piece, in chunks or behind a prefix hit (S-19, S-21).
+    A row is attended to in one of two forms. An absorbed row is attended to over the cached
+    latents. For a materialized row, the cached tokens are gathered and projected to keys and
+    values of every head, in key chunks that fit the workspace. Both forms read what the cache holds
+    after ``append``. Therefore a token has the same output whether its row is prefilled at once, in
+    chunks or after a prefix hit (S-19, S-21).
 
-    ``plan`` once a step, ``append`` and ``attend`` once a layer, all without waiting for the
-    device. A step without lengths on the host is absorbed, and may be captured in a CUDA graph and
-    replayed with other lengths; one with them may be captured too, and replayed with those alone.
+    Call ``plan`` once per step, and ``append`` and ``attend`` once per layer; none waits for the
+    device. All rows of a step without lengths on the host are absorbed. A CUDA graph of such a step
+    can be replayed with other lengths. A CUDA graph of a step with lengths on the host can be
+    replayed with the same lengths only.
 
     Parameters
     ----------
     config : LayerConfig
     device : str or torch.device
-        A CUDA device; a CPU where Triton's interpreter runs (``TRITON_INTERPRET=1``).
+        A CUDA device, or a CPU with Triton's interpreter (``TRITON_INTERPRET=1``).
     workspace : float32 [n] or None
-        :attr:`workspace` of another instance that runs on the same stream, at least as large;
-        ``None`` allocates one. Nothing in it outlives a call.
+        The :attr:`workspace` of another instance that runs on the same stream, at least as large
+        as this instance needs. ``None`` allocates a workspace. Its contents are used only during a
+        call.
     steps_in_flight : int
-        So many planned steps stay valid at once, >= 1: each has buffers of its own. All run on one
-        stream.
+        Number of planned steps that are valid at the same time, >= 1; each has separate buffers.
+        All steps run on one stream.
 
     Raises
     ------
     InvalidArgument
         `steps_in_flight` is below 1, or `workspace` is too small.
     Unsupported
-        No kernel runs on `device`; or bfloat16 in Triton's interpreter.
+        No kernel runs on `device`, or the dtype is bfloat16 in Triton's interpreter.
     """
 
     def __init__(
@@ -119,17 +122,17 @@ class MlaLayer(Planner):
             config.attention, device, workspace=workspace, steps_in_flight=steps_in_flight
         )
         self.device = core.device
-        self._leading = [core.new_plan() for _ in core.plans]  # absorbed rows before others
+        self._leading = [core.new_plan() for _ in core.plans]  # for absorbed rows of mixed steps
         self._prices = Prices.of(config)
         self._has_warned_of_order = False
         self.materialized = Materialized(config, core)
-        """What attends to the materialized rows."""
+        """Attention of the materialized rows."""
         self._first_parts = [self.materialized.new_first_part() for _ in core.plans]
         self._apart = known_layouts()
 
     @property
     def _own_buffers(self) -> dict[str, torch.Tensor]:
-        """What the instance fills by itself, by name."""
+        """Buffers that only the instance writes, by name."""
         leading = {f"the buffers of leading plan {n}": p.state for n, p in enumerate(self._leading)}
         chunks = {
             f"the {name} of part {n}": tensor
@@ -148,28 +151,28 @@ class MlaLayer(Planner):
 
     @property
     def absorbed_rows(self) -> int:
-        """Leading rows of the latest step that are attended to absorbed."""
+        """Number of leading rows of the latest step that are absorbed."""
         return self.planned.absorbed_rows
 
     def warm_up(
         self, cache: Cache, weights: HeadWeights, request_map: RequestMap | None = None
     ) -> None:
-        """Compile what any step launches, as :meth:`PagedMla.warm_up` does.
+        """Compile every kernel that a step can launch, as :meth:`PagedMla.warm_up` does.
 
-        Materialized rows are asked with one token each over whatever the cache holds; nothing is
-        written to it. The planned step is lost: plan again.
+        This method also attends to materialized rows of one token each, over the contents of the
+        cache, and writes nothing to the cache. The planned step is lost: call :meth:`plan` again.
 
         Parameters
         ----------
         cache, request_map
             As for :meth:`PagedMla.warm_up`.
         weights : HeadWeights
-            Any layer's.
+            The weights of any layer.
 
         Raises
         ------
         InvalidArgument
-            As :meth:`attend` and :meth:`plan` do.
+            The errors of :meth:`attend` and :meth:`plan`.
         """
         warm_up(self._core, cache, request_map)
         config, attention = self.config, self.config.attention
@@ -197,30 +200,31 @@ class MlaLayer(Planner):
             self.attend(q_nope, q_pe, cache, weights)
 
     def plan(self, step: MlaStep, *, absorbed_rows: int | None = None) -> PlannedLayerStep:
-        """Describe a step. Lengths on the device are read there only.
+        """Plan a step; lengths on the device are read there only.
 
         Parameters
         ----------
         step : MlaStep
-            Without ``query_lens`` on the host all rows are absorbed. With them it has
-            ``max_seq_lens`` too: of materialized rows so many keys are read in all, and the last
-            rows' keys past them left out.
+            If ``query_lens`` is ``None``, all rows are absorbed. Otherwise ``max_seq_lens`` is
+            required too. Their sum over the materialized rows bounds the keys that are read: keys
+            of the last rows beyond this sum are left out.
         absorbed_rows : int or None
-            So many leading rows are absorbed, the others materialized; given for steps with
-            ``query_lens``, and all rows where the mask is not causal. ``None`` chooses by the cost
-            model of ``planning/layer_cost.py``. Rows with few queries come first in a fast step; in
-            another order the answer is as right, and a warning is logged once.
+            Number of leading rows that are absorbed; all other rows are materialized. It must be
+            ``None`` for a step without ``query_lens``, and ``None`` or all rows if the mask is not
+            causal. ``None`` chooses by the cost model of ``planning/layer_cost.py``. A step is
+            fastest with rows of few query tokens first. Any other order gives correct outputs, and
+            logs a warning once if it is much slower.
 
         Returns
         -------
         PlannedLayerStep
-            For ``append`` and ``attend``, which take the latest without it.
+            The planned step, for ``append`` and ``attend``. Without it, they use the latest step.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or capacity is wrong, or the lengths of the host do
-            not fit together. Values of tensors on the device are not looked at.
+            A tensor's shape, dtype, device or capacity is wrong, or the lengths on the host
+            contradict each other. Values of tensors on the device are not checked.
         """
         core, plan = self._core, self._core.next_plan
         number = core.plans.index(plan)
@@ -247,7 +251,8 @@ class MlaLayer(Planner):
             core.fill(leading, first, max_query_len=max_query_len, is_checked=True)
         else:
             leading.host = HostPlan()
-        # The plan's own lengths: those of the caller may change before later parts are planned.
+        # Pass the plan's own lengths: the caller may change its tensors before later chunks are
+        # planned.
         materialized = self.materialized.plan(
             self._first_parts[number],
             MlaStep(
@@ -262,14 +267,14 @@ class MlaLayer(Planner):
         return PlannedLayerStep(plan, rows, leading, materialized)
 
     def _host_lengths(self, step: MlaStep, absorbed_rows: int | None) -> HostLengths | None:
-        """Return the lengths on the host by which rows are absorbed or materialized."""
+        """Return the lengths on the host, which decide the form of rows; ``None`` without them."""
         check_kind("step", step, MlaStep)
         host = HostLengths.of(self.config.attention, step)
         if host is None:
             if absorbed_rows is not None:
                 raise InvalidArgument("absorbed_rows", absorbed_rows, "None without query_lens")
             return None
-        _ = host.known_seq_lens  # an error where the host does not know them
+        _ = host.known_seq_lens  # raises an error if max_seq_lens is missing
         return host
 
     def append(
@@ -281,7 +286,7 @@ class MlaLayer(Planner):
         *,
         planned: PlannedStep | None = None,
     ) -> None:
-        """Write a planned step's latents and keys, as :meth:`PagedMla.append` does."""
+        """Write the latents and keys of a planned step, as :meth:`PagedMla.append` does."""
         plan = self._plan_of(planned)
         self._core.check_append(plan, cache, slot_mapping)
         self._core.append(plan, ckv, k_pe, cache, slot_mapping)
@@ -297,37 +302,38 @@ class MlaLayer(Planner):
         lse: torch.Tensor | None = None,
         planned: PlannedLayerStep | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend every query of a planned step to the cache, which has the step's own tokens.
+        """Attend every query token of a planned step to the cache, which has the step's tokens.
 
         Parameters
         ----------
         q_nope : dtype [T, H, N]
-            Not absorbed; often a view of queries [T, H, N + P], as `q_pe` then is.
+            Not absorbed; `q_nope` and `q_pe` may be views of one tensor [T, H, N + P].
         q_pe : dtype [T, H, P]
             Unrotated if the config has a rope.
         cache : dtype [num_blocks, block_size, R + P], or LatentCache
-            Any strides, the last one 1.
+            Any strides, but the last stride is 1.
         weights : HeadWeights
-            The layer's; any strides.
+            The weights of the layer; any strides.
         out : dtype [T, H, V] or None
-            In a step with materialized rows, a token of `q_nope`, `q_pe` and `out` is less than
-            2 ** 24 elements from the next.
+            In a step with materialized rows, the token strides of `q_nope`, `q_pe` and `out` must
+            be less than 2 ** 24 elements.
         lse : float32 [T, H] or None
-            Where to write; ``None`` allocates, in the graph's own memory while one is captured.
+            Where to write the outputs. ``None`` allocates; during a graph capture, the memory
+            belongs to the graph.
         planned : PlannedLayerStep or None
-            A step that this instance planned; ``None`` takes the latest.
+            A step that this instance planned; ``None`` uses the latest step.
 
         Returns
         -------
         out : dtype [T, H, V]
         lse : float32 [T, H]
-            In the config's base. Queries that see nothing, and padded tokens, have (0, -inf).
+            In the config's base. Queries without visible keys, and padded tokens, have (0, -inf).
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or stride is wrong, or `planned`; nothing is written
-            then.
+            A tensor's shape, dtype, device or stride is wrong, or `planned` is not valid. Nothing
+            has been written then.
         """
         planned = self.planned if planned is None else planned
         check_kind("planned", planned, PlannedLayerStep)
@@ -345,7 +351,7 @@ class MlaLayer(Planner):
         read |= {"weights.w_uk": weights.w_uk, "weights.w_uv": weights.w_uv}
         given = layout_of(out, lse)
         out, lse = answers(out, lse, shape, config.attention.dtype, self.device, read=read)
-        if given not in self._apart:  # once: the instance's own buffers never move
+        if given not in self._apart:  # checked once, since the instance's own buffers never move
             check_apart({"out": out, "lse": lse}, self._own_buffers)
             self._apart[given] = None
         if tokens < num_tokens:
@@ -378,15 +384,15 @@ class MlaLayer(Planner):
         cache: Cache | None = None,
         slot_mapping: torch.Tensor | None = None,
     ) -> None:
-        """Hold the *values* of a step against the rules; for debugging, since it synchronises.
+        """Check the *values* of a step against the rules; for debugging, since it synchronizes.
 
         Parameters are those of :meth:`plan` and of :meth:`PagedMla.check`. Lengths on the host are
-        compared with those on the device: a host that runs a step ahead gets an error.
+        compared with those on the device. They differ if the host is a step ahead of the device.
 
         Raises
         ------
         InvalidArgument
-            Names the argument that no rule allows.
+            An argument breaks a rule; the error names the argument.
         """
         host = self._host_lengths(step, absorbed_rows)
         if host is not None:
@@ -396,14 +402,14 @@ class MlaLayer(Planner):
         step_query_len(attention, step.num_rows, step.num_tokens, step.max_query_len)
 
     def explain(self, step: MlaStep, *, absorbed_rows: int | None = None) -> LayerExplanation:
-        """Return which rows are absorbed, and how both forms run; synchronises.
+        """Return which rows are absorbed and how both forms run; synchronizes.
 
         Parameters are those of :meth:`plan`.
 
         Raises
         ------
         InvalidArgument
-            As :meth:`plan` does.
+            The errors of :meth:`plan`.
         """
         host = self._host_lengths(step, absorbed_rows)
         check_step(self.config.attention, step, self.device)
@@ -430,7 +436,7 @@ class MlaLayer(Planner):
         )
 
     def memory(self) -> list[Buffer]:
-        """Return every tensor this instance holds on its device, largest first."""
+        """Return every tensor that this instance has on its device, largest first."""
         tensors = self.materialized.tensors
         for number, plan in enumerate(self._leading):
             tensors |= {f"leading {name} {number}": buffer for name, buffer in plan.buffers.items()}
@@ -439,12 +445,12 @@ class MlaLayer(Planner):
         return sorted([*super().memory(), *buffers_of(tensors)], key=lambda one: -one.nbytes)
 
     def _choose(self, host: HostLengths, absorbed: int | None) -> int:
-        """Return how many leading rows are absorbed."""
+        """Return the number of leading rows that are absorbed."""
         query_lens, num_rows = host.query_lens, len(host.query_lens)
         mask = self.config.attention.mask
         absorbed = None if absorbed is None else integer("absorbed_rows", absorbed)
         if mask != "causal" and absorbed not in {None, num_rows}:
-            allowed = f"{num_rows} rows, or None, when the mask is {mask}"
+            allowed = f"{num_rows} (all rows) or None, since the mask is {mask}"
             raise InvalidArgument("absorbed_rows", absorbed, allowed)
         if mask != "causal":
             return num_rows
@@ -459,11 +465,12 @@ class MlaLayer(Planner):
         return absorbed
 
     def _warn_of_order(self, times: float) -> None:
-        """Warn once that another order of rows would be faster."""
+        """Warn once that another order of rows would be faster; `times` is the slowdown."""
         if times > _SLOW:
             self._has_warned_of_order = True
             LOGGER.warning(
-                "a step takes about %.1f times as long as with its rows of few queries first", times
+                "this step takes about %.1f times as long as with rows of few query tokens first",
+                times,
             )
 
     def _check_weights(self, weights: HeadWeights) -> None:

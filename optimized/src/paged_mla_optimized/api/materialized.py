@@ -1,4 +1,4 @@
-"""Rows of a step over materialized keys: gather, project, attend and merge, part by part (S-21)."""
+"""Attention of materialized rows: gather, project, attend and merge each key chunk (S-21)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from paged_mla_optimized.tensors.step import MlaStep
 
 
 class PlannedChunk(NamedTuple):
-    """Buffers of one part of the keys of some rows.
+    """Buffers of one chunk of the keys of some rows.
 
     Parameters
     ----------
     part : KeyChunk
-        Which keys of each row it has.
+        The keys of each row in this chunk.
     tiles : PrefillPlan
-        The query tiles that attend to them.
+        The query tiles that attend to the chunk.
     """
 
     part: KeyChunk
@@ -41,18 +41,18 @@ class PlannedChunk(NamedTuple):
 
 
 class MaterializedPlan(NamedTuple):
-    """Planned rows of one step.
+    """The planned materialized rows of one step.
 
     Parameters
     ----------
     first : PlannedChunk
-        The first part of their keys.
+        The first chunk of their keys.
     step : MlaStep
         The rows.
     num_keys : int
-        Keys of all rows, at most.
+        An upper bound of the keys of all rows.
     positions : int64 [T]
-        Of their tokens.
+        The positions of their tokens.
     """
 
     first: PlannedChunk
@@ -61,23 +61,23 @@ class MaterializedPlan(NamedTuple):
     positions: torch.Tensor
 
     def renew(self) -> None:
-        """Give the buffers the sizes of this step again, which a later one has changed."""
+        """Set the sizes of this step in the buffers again, after a later step changed them."""
         part, tiles = self.first
         part.num_rows = tiles.num_rows = self.step.num_rows
         tiles.num_tokens = self.step.num_tokens
 
 
 class Materialized:
-    """Attends to the keys of some rows in parts that fit one workspace.
+    """Attention of rows to their keys in chunks that fit one workspace.
 
-    The first part, which has the rows' own tokens, is planned once a step, further ones in every
-    layer: their number is not bounded by any capacity.
+    The first chunk has the rows' own tokens and is planned once per step. Later chunks are planned
+    in every layer, since no capacity bounds their number.
 
     Parameters
     ----------
     config : LayerConfig
     core : Core
-        Reads the cache, and rotates queries where it has a rope.
+        It reads the cache and, if the config has a rope, rotates queries.
     """
 
     def __init__(self, config: LayerConfig, core: Core) -> None:
@@ -100,13 +100,13 @@ class Materialized:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every buffer that steps share, by name."""
+        """Every buffer that all steps share, by name."""
         own = {"ckv": self._ckv, "k_pe": self._k_pe, "keys and values": self._keys_and_values}
         later = {f"later {name}": tensor for name, tensor in self._later.tensors.items()}
         return own | later
 
     def new_first_part(self) -> PlannedChunk:
-        """Return buffers for one more step."""
+        """Return first-chunk buffers for another step."""
         return self._new_chunk(is_later=False)
 
     def _new_chunk(self, *, is_later: bool) -> PlannedChunk:
@@ -116,10 +116,10 @@ class Materialized:
     def plan(
         self, first: PlannedChunk, step: MlaStep, *, num_keys: int, positions: torch.Tensor
     ) -> MaterializedPlan:
-        """Describe rows whose tokens follow each other, `num_keys` keys at most. Two launches.
+        """Plan rows whose tokens are consecutive and that have at most `num_keys` keys.
 
-        The first entry of their ``cu_seqlens_q`` may be any number. `positions`, int64 [T], are
-        read where the config has a rope.
+        This method launches two kernels. The first entry of the rows' ``cu_seqlens_q`` may be any
+        number. `positions`, int64 [T], are used if the config has a rope.
         """
         plan = MaterializedPlan(first, step, num_keys, positions)
         self.plan_chunk(plan, 0)
@@ -133,7 +133,7 @@ class Materialized:
         weights: HeadWeights,
         answer: Answer,
     ) -> None:
-        """Write the answer to the queries of planned rows; lse in nats."""
+        """Write the output and the natural lse of the planned rows to `answer`."""
         if self._core.rotate is not None:
             rotated = self._core.rotate.launch(queries.pe, plan.positions)
             queries = Queries(queries.nope, rotated[: len(plan.positions)])
@@ -155,11 +155,11 @@ class Materialized:
             self.merge(answer, rest, chunk)
 
     def parts(self, plan: MaterializedPlan) -> int:
-        """Return in how many parts the keys of planned rows come."""
+        """Return the number of key chunks of the planned rows, at least 1."""
         return max(-(-plan.num_keys // self._room), 1)
 
     def plan_chunk(self, plan: MaterializedPlan, part: int) -> None:
-        """Describe which keys a part has, and the work of attending to them."""
+        """Describe the keys of a chunk, and the query tiles that attend to them."""
         step, planned = plan.step, self._chunk_of(plan, part)
         lines = self._keys_of(plan, part)
         planned.part.fill(step.cu_seqlens_q, step.seq_lens, part, lines)
@@ -167,7 +167,7 @@ class Materialized:
         planned.tiles.fill(query_starts, key_starts, step.num_tokens)
 
     def gather(self, plan: MaterializedPlan, part: int, cache: Cache) -> None:
-        """Read the latents of a planned part."""
+        """Gather the latents of a planned chunk from the cache."""
         spans, keys = self._chunk_of(plan, part).part, self._keys_of(plan, part)
         table = plan.step.block_table
         assert isinstance(table, torch.Tensor)
@@ -177,14 +177,14 @@ class Materialized:
         )
 
     def project(self, plan: MaterializedPlan, part: int, weights: HeadWeights) -> None:
-        """Make keys and values of every head of the latents that were gathered."""
+        """Compute the keys and values of every head from the gathered latents."""
         keys = self._keys_of(plan, part)
         weights.materialize(self._ckv[:keys], self._keys_and_values[:keys])
 
     def attend_chunk(
         self, plan: MaterializedPlan, part: int, queries: Queries, answer: Answer
     ) -> None:
-        """Attend to what was projected; rows without keys in a later part are left as they are."""
+        """Attend to the projected keys; in later chunks, rows without keys stay unchanged."""
         keys, config = self._keys_of(plan, part), self._config
         widths = [config.qk_nope_head_dim, config.v_head_dim]
         heads = self._keys_and_values[:keys].view(keys, config.num_heads, sum(widths))
@@ -195,12 +195,12 @@ class Materialized:
         attention.attend_planned(self._chunk_of(plan, part).tiles, tensors, out=out, lse=lse)
 
     def merge(self, answer: Answer, rest: torch.Tensor, chunk: Answer) -> None:
-        """Merge what the last part answered into the answer so far and the `rest` of it (S-8)."""
+        """Merge the last chunk's output into `answer`, with rounding remainders in `rest` (S-8)."""
         self._merge.launch(self._later.tiles, answer, rest, chunk)
 
     def _chunk_of(self, plan: MaterializedPlan, part: int) -> PlannedChunk:
         return plan.first if part == 0 else self._later
 
     def _keys_of(self, plan: MaterializedPlan, part: int) -> int:
-        """Return the keys of a part, at most."""
+        """Return an upper bound of the keys of a chunk."""
         return min(plan.num_keys - part * self._room, self._room)

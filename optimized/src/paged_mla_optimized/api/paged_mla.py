@@ -23,35 +23,36 @@ from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 
 
 class PagedMla(Planner):
-    """Paged multi-head latent attention. Every buffer is allocated here, none later.
+    """Paged multi-head latent attention; the constructor allocates every buffer.
 
     ``plan``, ``append`` and ``attend`` launch kernels on the current stream and never wait for the
-    device, so they can be captured in a CUDA graph. They allocate nothing but the answers of an
-    ``attend`` that is given no tensors for them. A replay reads lengths, tables and masks from the
-    same tensors again. Under ``torch.compile`` they are the ops of
+    device, so a CUDA graph can capture them. They allocate no memory except the outputs of an
+    ``attend`` without `out` and `lse`. A graph replay reads lengths, tables and masks from the same
+    tensors again. Under ``torch.compile`` these methods are the ops of
     :mod:`paged_mla_optimized.api.torch_ops`.
 
     Parameters
     ----------
     config : MlaConfig
     device : str or torch.device
-        A CUDA device; a CPU where Triton's interpreter runs (``TRITON_INTERPRET=1``).
+        A CUDA device, or a CPU with Triton's interpreter (``TRITON_INTERPRET=1``).
     variant : AttendVariant or None
-        Tile sizes of every step; ``None`` lets each step choose from
+        Kernel variant of every step. ``None`` chooses a variant for each step from
         :mod:`paged_mla_optimized.planning.families`.
     workspace : float32 [n] or None
-        :attr:`workspace` of another instance that runs on the same stream, at least as large;
-        ``None`` allocates one. Nothing in it outlives a call.
+        The :attr:`workspace` of another instance that runs on the same stream, at least as large
+        as this instance needs. ``None`` allocates a workspace. Its contents are used only during a
+        call.
     steps_in_flight : int
-        So many planned steps stay valid at once, >= 1: each has buffers of its own. All run on one
-        stream. A compiled function uses those of the latest step alone.
+        Number of planned steps that are valid at the same time, >= 1; each has separate buffers.
+        All steps run on one stream. A compiled function uses the buffers of the latest step only.
 
     Raises
     ------
     InvalidArgument
         `steps_in_flight` is below 1, or `workspace` is too small.
     Unsupported
-        No kernel runs on `device`; or bfloat16 in Triton's interpreter.
+        No kernel runs on `device`, or the dtype is bfloat16 in Triton's interpreter.
     """
 
     def __init__(
@@ -76,36 +77,37 @@ class PagedMla(Planner):
         LOGGER.info("%s on %s: %s, %s bytes", config, core.device, core.variants, f"{total:,}")
 
     def warm_up(self, cache: Cache, request_map: RequestMap | None = None) -> None:
-        """Compile what any step launches, or load it from where Triton keeps binaries.
+        """Compile every kernel that a step can launch, or load it from Triton's cache.
 
-        A kernel compiles at its first launch, for seconds in which requests wait, and which a
-        capture does not bear. Call this once the cache is there: it launches ``plan``, ``append``,
-        ``attend`` and ``gather_context`` in every kernel that they have, for steps of padding.
-        Nothing of the cache is read or written, and the planned step stays.
+        A kernel compiles at its first launch. That takes seconds, and it fails during a graph
+        capture. Call this method once the cache is allocated: it launches every kernel of
+        ``plan``, ``append``, ``attend`` and ``gather_context`` for steps of padding. It neither
+        reads nor writes the cache, and the planned step stays valid.
 
-        Binaries are those for dense queries, answers and latents, on 16 bytes. Strides of other
-        tensors are compiled for at their first step, and so is the portable kernel where the cache
-        or the queries do not fit a Gluon one.
+        The compiled kernels are for dense queries, outputs and latents that are aligned to 16
+        bytes. Kernels for other strides compile at their first step. So does the portable kernel,
+        if the cache or the queries do not fit a Gluon kernel.
 
         Parameters
         ----------
         cache : dtype [num_blocks, block_size, R + P], or LatentCache
-            As :meth:`attend` will be given it; other layers' of the same strides need no call.
+            The cache that :meth:`attend` will get. Caches of other layers with the same strides
+            need no further call.
         request_map : RequestMap or None
-            One as steps are planned with; ``None`` if they have block tables.
+            A request map like those of later steps; ``None`` if the steps have block tables.
 
         Raises
         ------
         InvalidArgument
-            The cache's shape, dtype, device or last stride is wrong, or the map's.
+            The shape, dtype, device or last stride of the cache or of the map is wrong.
         """
         warm_up(self._core, cache, request_map)
 
     def plan(self, step: MlaStep) -> PlannedStep:
-        """Describe a step. Two launches; lengths are read on the device only.
+        """Plan a step with two kernel launches; lengths are read on the device only.
 
-        A row that S-2 does not allow is treated as padding, whatever the tensors hold; the table
-        in ``docs/contract.md`` lists every case.
+        The kernels treat a row that S-2 does not allow as padding, for all values of its tensors.
+        The table in ``docs/contract.md`` lists every case.
 
         Parameters
         ----------
@@ -114,13 +116,13 @@ class PagedMla(Planner):
         Returns
         -------
         PlannedStep
-            For ``append`` and ``attend``, which take the latest without it.
+            The planned step, for ``append`` and ``attend``. Without it, they use the latest step.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or capacity is wrong, or a length that the host gives.
-            Values of tensors on the device are not looked at: :meth:`check` does that.
+            A tensor's shape, dtype, device or capacity is wrong, or a length on the host is.
+            Values of tensors on the device are not checked: :meth:`check` does that.
         """
         core = self._core
         if torch.compiler.is_compiling():
@@ -148,14 +150,14 @@ class PagedMla(Planner):
             max_query_len=step.max_query_len,
             handle=self._handle,
         )
-        # Kernels that were chosen here would make a graph for each `max_query_len`.
+        # A kernel choice here would compile one graph for each `max_query_len`.
         plan.host = HostPlan(
             step.seq_lens.shape[0], step.num_tokens, step.max_query_len, None, 1, given
         )
         return PlannedStep(plan)
 
     def _max_query_len(self, step: MlaStep) -> int | None:
-        """Return the longest query, as far as the host knows it and kernels may follow it."""
+        """Return the longest query length that chooses the kernel; ``None`` if it is unknown."""
         check_kind("step", step, MlaStep)
         host = HostLengths.of(self.config, step)
         if host is None or self.config.batch_invariant:
@@ -171,25 +173,25 @@ class PagedMla(Planner):
         *,
         planned: PlannedStep | None = None,
     ) -> None:
-        """Write a planned step's latents and keys to the cache (S-10, S-12).
+        """Write the latents and rotated keys of a planned step to the cache (S-10, S-12).
 
         Parameters
         ----------
         ckv : dtype [T, R]
         k_pe : dtype [T, P]
-            Unrotated if the config has a rope, else as it will be cached.
+            Unrotated if the config has a rope; otherwise as the cache will store it.
         cache : dtype [num_blocks, block_size, R + P], or LatentCache
-            Any strides, the last one 1.
+            Any strides, but the last stride is 1.
         slot_mapping : int64 [T] or None
-            Where to write; ``None`` takes the plan's slots. Slots below 0 or past the cache write
-            nothing.
+            The slot of each token. ``None`` uses the plan's slots. Tokens with a slot below 0 or
+            past the cache are not written.
         planned : PlannedStep or None
-            A step that this instance planned; ``None`` takes the latest.
+            A step that this instance planned; ``None`` uses the latest step.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong; or `planned`.
+            A tensor's shape, dtype, device or last stride is wrong, or `planned` is not valid.
         """
         core, plan = self._core, self._plan_of(planned)
         if torch.compiler.is_compiling():
@@ -218,7 +220,7 @@ class PagedMla(Planner):
         lse: torch.Tensor | None = None,
         planned: PlannedStep | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend every query of a planned step to the cache (S-4 to S-7).
+        """Attend every query token of a planned step to the cache (S-4 to S-7).
 
         Parameters
         ----------
@@ -227,23 +229,24 @@ class PagedMla(Planner):
         q_pe : dtype [T, H, P]
             Unrotated if the config has a rope.
         cache : dtype [num_blocks, block_size, R + P], or LatentCache
-            Any strides, the last one 1.
+            Any strides, but the last stride is 1.
         out : dtype [T, H, R] or None
         lse : float32 [T, H] or None
-            Where to write; ``None`` allocates, in the graph's own memory while one is captured.
+            Where to write the outputs. ``None`` allocates; during a graph capture, the memory
+            belongs to the graph.
         planned : PlannedStep or None
-            A step that this instance planned; ``None`` takes the latest.
+            A step that this instance planned; ``None`` uses the latest step.
 
         Returns
         -------
         out : dtype [T, H, R]
         lse : float32 [T, H]
-            In the config's base. Queries that see nothing, and padded tokens, have (0, -inf).
+            In the config's base. Queries without visible keys, and padded tokens, have (0, -inf).
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong; or `planned`.
+            A tensor's shape, dtype, device or last stride is wrong, or `planned` is not valid.
         """
         core, plan = self._core, self._plan_of(planned)
         check_kind("q_nope", q_nope, torch.Tensor)
@@ -278,10 +281,10 @@ class PagedMla(Planner):
         scale: torch.Tensor | None = None,
         planned: PlannedStep | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the planned step's queries as e4m3 codes, rotated, with scales (S-11, S-12).
+        """Return the planned step's queries as rotated e4m3 codes with scales (S-11, S-12).
 
-        One launch, for kernels of FP8 products that are not this package's: :meth:`attend` takes
-        queries as they are.
+        This method launches one kernel. It serves FP8 kernels of other projects; :meth:`attend`
+        takes unquantized queries.
 
         Parameters
         ----------
@@ -289,18 +292,18 @@ class PagedMla(Planner):
         q_pe : dtype [T, H, P]
             Unrotated if the config has a rope.
         scale : float32 [] or None
-            Finite and > 0, on the device, not looked at: what divides all queries, of which those
-            past 448 times it become that. ``None`` takes a scale from the data for each token and
-            head.
+            The divisor of all queries, on the device; finite and > 0, which is not checked.
+            Quotients beyond 448 in magnitude saturate. ``None`` computes a scale from the data for
+            each token and head.
         planned : PlannedStep or None
-            A step that this instance planned; ``None`` takes the latest.
+            A step that this instance planned; ``None`` uses the latest step.
 
         Returns
         -------
         codes : float8_e4m3fn [T, H, R + P]
-            Dense; infinite numbers are NaN.
+            Dense. Codes of infinite elements are NaN.
         scales : float32 [T, H]
-            What each line's codes are multiplied by.
+            The factor of the codes of each token and head.
 
         Raises
         ------
@@ -317,12 +320,12 @@ class PagedMla(Planner):
         return found
 
     def explain(self, step: MlaStep) -> Explanation:
-        """Return which kernel, tiles, grid and splits a step gets, and why; synchronises.
+        """Return the kernel, tiles, grid and splits of a step, with the reasons; synchronizes.
 
         Raises
         ------
         InvalidArgument
-            As :meth:`plan` does.
+            The errors of :meth:`plan`.
         """
         max_query_len = self._max_query_len(step)
         checks.check_step(self.config, step, self.device)
@@ -336,27 +339,29 @@ class PagedMla(Planner):
         cache: Cache | None = None,
         slot_mapping: torch.Tensor | None = None,
     ) -> None:
-        """Hold the *values* of a step against the rules; for debugging, since it synchronises.
+        """Check the *values* of a step against the rules; for debugging, since it synchronizes.
 
-        Call it before the step's tokens are appended. ``PAGED_MLA_CHECK=1`` has every eager
-        ``plan`` call it. Lengths on the host are compared with those on the device.
+        Call it before the step's tokens are appended. With ``PAGED_MLA_CHECK=1`` every eager
+        ``plan`` calls it. Lengths on the host are compared with those on the device.
 
         Parameters
         ----------
         step : MlaStep
         num_blocks : int or None
-            Of the cache; ``None`` takes those of `cache`. Without both, no block is too large.
+            Blocks of the cache; ``None`` uses the number of `cache`. Without both, block numbers
+            have no upper limit.
         cache : LatentCache, Tensor or None
-            A layer's. If it is FP8, its scales of the tokens that were cached before this step are
-            looked at: they are finite and above 0 (S-11).
+            The cache of a layer. If it is FP8, the scales of tokens that were cached before this
+            step must be finite and above 0 (S-11).
         slot_mapping : int64 [T] or None
-            As for :meth:`append`; ``None`` takes the plan's slots.
+            As for :meth:`append`; ``None`` uses the plan's slots.
 
         Raises
         ------
         InvalidArgument
-            Names the argument that no rule allows: a block that no cache has, twice in a row's
-            table, or in two rows where the step writes to it (S-13), and so on.
+            An argument breaks a rule; the error names the argument. Examples are a block that the
+            cache does not have, a block that a row's table has twice, and a block that two rows
+            share and the step writes (S-13).
         """
         max_query_len = self._max_query_len(step)
         self._core.check(step, slot_mapping=slot_mapping, num_blocks=num_blocks, cache=cache)

@@ -1,4 +1,4 @@
-"""Checks of a planned step's values on the host; for debugging, since they wait for the device."""
+"""Check a planned step's values on the host; for debugging, since the host waits for the device."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def check_appended(
     *,
     writes_planned_slots: bool,
 ) -> None:
-    """Raise ``InvalidArgument`` if the planned step writes or keeps what no rule allows.
+    """Raise ``InvalidArgument`` if the planned step's writes or cached tokens break a rule.
 
     Parameters
     ----------
     config : MlaConfig
     plan : Plan
-        Of the step.
+        The plan of the step.
     cache : LatentCache
     slot_mapping : int64 [T] or None
-        Named slots; ``None`` takes the plan's.
+        The caller's slots; ``None`` uses the plan's slots.
     writes_planned_slots : bool
-        False where the plan's rows are not those that tokens are written for: they say nothing of
-        slots, or of what is cached already.
+        False if tokens are written for other rows than the plan's. The plan then does not determine
+        the slots that are written, or the tokens that are cached already.
     """
     table, query_lens, lens = _planned(config, plan)
     table.check(cache.latents.shape[0])
@@ -44,14 +44,14 @@ def check_appended(
 
 
 def check_attended(config: MlaConfig, plan: Plan, cache: LatentCache) -> None:
-    """Raise ``InvalidArgument`` if the planned step reads blocks or scales that no rule allows."""
+    """Raise ``InvalidArgument`` if the planned step reads blocks or scales that break a rule."""
     table, _, lens = _planned(config, plan)
     table.check(cache.latents.shape[0])
     check_scales_read(config, cache, table, lens)
 
 
 def _planned(config: MlaConfig, plan: Plan) -> tuple[Table, NDArray[np.int64], NDArray[np.int32]]:
-    """Return the table of a planned step, and its query_lens and seq_lens."""
+    """Return the table, the query_lens and the seq_lens of a planned step."""
     starts = plan.token_starts[: plan.num_rows + 1].cpu().numpy()
     lens = plan.row_lens[: plan.num_rows].cpu().numpy()
     query_lens = np.diff(starts).astype(np.int64)

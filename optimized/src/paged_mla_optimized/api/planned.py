@@ -1,4 +1,4 @@
-"""A planned step, and what :class:`PagedMla` and :class:`MlaLayer` have in common."""
+"""A planned step, and the common base class of :class:`PagedMla` and :class:`MlaLayer`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 READERS: tuple[type[Reader], ...] = (Gather,)
-"""Operations that read the cached rows of a step; a warm-up launches them too."""
+"""Operations that read the cached rows of a step; a warm-up launches each of them."""
 
 
 class PlannedStep(Uncopied):
-    """A step as it was planned: engines keep it with the batch, for ``append`` and ``attend``.
+    """A planned step, which engines keep with its batch and pass to ``append`` and ``attend``.
 
-    It is valid until its instance has planned ``steps_in_flight`` further steps, which then use the
-    same buffers. What its properties return in a compiled function are copies.
+    It is valid until its instance plans ``steps_in_flight`` further steps, since the last of these
+    reuses its buffers. In a compiled function, its properties return copies.
 
     Attributes
     ----------
     is_captured : bool
-        Whether a graph, or a compiled function, planned the step: it may be planned again on the
-        device, without a call that the host sees.
+        Whether the step was planned during a graph capture or in a compiled function. The device
+        may then plan it again without a call that the host sees.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -47,13 +47,13 @@ class PlannedStep(Uncopied):
         Raises
         ------
         InvalidArgument
-            A later step uses them.
+            A later step uses the buffers.
         """
         if self.is_stale:
             raise InvalidArgument(
                 "planned",
                 "a step whose buffers a later step uses",
-                "one of the latest steps, as many as steps_in_flight of the instance",
+                "one of the latest steps_in_flight steps of this instance",
             )
         return self._plan
 
@@ -74,30 +74,30 @@ class PlannedStep(Uncopied):
 
     @property
     def block_table(self) -> torch.Tensor:
-        """Block table of the step, int32 [B, M]: the one given, or the one built."""
+        """Block table of the step, int32 [B, M]: the caller's table or the table that was built."""
         return self.plan.block_table
 
     @property
     def cu_seqlens_k(self) -> torch.Tensor:
         """Prefix sums of the step's ``seq_lens``, int32 [B + 1].
 
-        Sums past 2 ** 31 - 1, of rows that share their blocks, stay there: int32 is what engines
-        take, and ``gather_context`` writes no more lines.
+        The sums saturate at 2 ** 31 - 1, since engines use int32. They can be larger if rows share
+        blocks. ``gather_context`` then writes no more lines than that.
         """
         return self.plan.planned("key_starts", self.plan.num_rows + 1)
 
     def is_in(self, plan: Plan) -> bool:
-        """Return whether the step was planned into these buffers."""
+        """Return whether the step was planned into the buffers of `plan`."""
         return self._plan is plan
 
     def renew(self) -> Plan:
-        """Make the step the latest one of its buffers again; return those."""
+        """Make this step the latest step of its buffers again, and return the buffers."""
         self._plan.host, self._plan.latest = self._host, self
         return self._plan
 
 
 class Planner(Uncopied):
-    """What an object that plans steps has: the latest step, its memory, caches and checks."""
+    """The base class of objects that plan steps: the latest step, memory, caches and checks."""
 
     _core: Core
     device: torch.device
@@ -120,7 +120,7 @@ class Planner(Uncopied):
 
     @property
     def block_table(self) -> torch.Tensor:
-        """Block table of the latest step, int32 [B, M]: the one given, or the one built."""
+        """Block table of the latest step, int32 [B, M]: the caller's table, or the built table."""
         return self.planned.block_table
 
     @property
@@ -130,27 +130,27 @@ class Planner(Uncopied):
 
     @property
     def workspace(self) -> torch.Tensor:
-        """Scratch memory, float32 [n], that another instance may share."""
+        """Scratch memory, float32 [n], which another instance may share."""
         return self._core.workspace.memory
 
     def new_cache(self, num_blocks: int) -> LatentCache:
-        """Return a cache of the config's format for one layer, all zeros, on this device.
+        """Return a cache of the config's format for one layer on this device, filled with zeros.
 
         Parameters
         ----------
         num_blocks : int
-            0 to 2^31 - 1.
+            Number of blocks, 0 to 2^31 - 1.
 
         Returns
         -------
         LatentCache
-            Latents [num_blocks, block_size, R + P] in plain formats, and scales where the format
-            has some; the scale of a whole layer is 1.
+            Latents [num_blocks, block_size, R + P] in plain formats. Formats with a scale tensor
+            get one; a scale of the whole layer is set to 1.
 
         Raises
         ------
         InvalidArgument
-            `num_blocks` is no integer in this range.
+            `num_blocks` is not an integer in its range.
         """
         return empty_cache(self._core.config, num_blocks, self.device)
 
@@ -162,76 +162,76 @@ class Planner(Uncopied):
         *,
         planned: PlannedStep | None = None,
     ) -> None:
-        """Read every planned row's cached tokens, row after row (S-1, S-9). One launch.
+        """Copy every planned row's cached tokens to dense tensors, row by row (S-1, S-9).
 
-        Row b fills lines ``cu_seqlens_k[b]`` to ``cu_seqlens_k[b + 1]``; lines past the last are
-        left as they were.
+        This method launches one kernel. Row b fills lines ``cu_seqlens_k[b]`` to
+        ``cu_seqlens_k[b + 1]``; lines after the last row stay unchanged.
 
         Parameters
         ----------
         cache : dtype [num_blocks, block_size, R + P], or LatentCache
-            Any strides, the last one 1.
+            Any strides, but the last stride is 1.
         ckv : dtype [K, R]
         k_pe : dtype [K, P]
-            Where to write; K is at least the sum of ``seq_lens``, what passes it is dropped;
-            and at most 2 ** 31 - 1.
+            Where to write. K should be at least the sum of ``seq_lens``, since tokens past K are
+            not written; K is at most 2 ** 31 - 1.
         planned : PlannedStep or None
-            A step that this instance planned; ``None`` takes the latest.
+            A step that this instance planned; ``None`` uses the latest step.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong; or `planned`.
+            A tensor's shape, dtype, device or last stride is wrong, or `planned` is not valid.
         """
         plan, core = self._plan_of(planned), self._core
         core.check_attend(plan, cache)
         core.reader(Gather).read(Spans.whole(plan), core.as_cache(cache), ckv=ckv, k_pe=k_pe)
 
     def memory(self) -> list[Buffer]:
-        """Return every tensor this instance holds on its device, largest first."""
+        """Return every tensor that this instance has on its device, largest first."""
         return self._core.memory()
 
     def unchecked(self) -> AbstractContextManager[None]:
-        """Leave steps within unchecked, whatever ``PAGED_MLA_CHECK`` says: those of a warm-up."""
+        """Disable ``PAGED_MLA_CHECK`` inside a with statement, for example during a warm-up."""
         return self._core.switch.off()
 
     def writes_elsewhere(self) -> None:
-        """Declare that the engine writes a step's tokens itself, to slots that are not the plan's.
+        """Declare that the engine writes tokens to its own slots instead of the plan's slots.
 
-        ``PAGED_MLA_CHECK`` then leaves the plan's slots alone.
+        ``PAGED_MLA_CHECK`` then does not check the plan's slots.
         """
         self._core.writes_planned_slots = False
 
     def resume(self, planned: PlannedStep) -> None:
-        """Make a step the latest planned one: after a replay of the graph that planned it.
+        """Make a step the latest planned step again, after a replay of the graph that planned it.
 
-        A replay rewrites the buffers on the device, and the host does not know it. Without this
-        call, ``append``, ``attend`` and all that is read of the planned step outside the graph use
-        the sizes and the block table of the step that was planned last. ``GraphedStep`` calls it.
+        A replay rewrites the buffers on the device, but not the sizes on the host. Without this
+        call, ``append``, ``attend`` and all properties of the latest step use the sizes and the
+        block table of the step that was planned last. ``GraphedStep`` makes this call.
 
         Parameters
         ----------
         planned : PlannedStep
-            What ``plan`` of this instance returned while the graph was captured.
+            The result of :meth:`plan` of this instance during the graph capture.
 
         Raises
         ------
         InvalidArgument
-            Another instance planned the step; or it is no planned step; or a later step uses its
-            buffers, and no graph planned it, so that no replay can have brought it back.
+            `planned` is not a planned step, or another instance planned it. Or a later step uses
+            its buffers and it was not planned in a graph, so that no replay can have restored it.
         """
         self._check_own(planned)
         if planned.is_stale and not planned.is_captured:
             raise InvalidArgument(
                 "planned",
                 "a step whose buffers a later step uses, and that no graph planned",
-                "a step that was planned while a graph was captured, or one of the latest steps, "
-                "as many as steps_in_flight of the instance",
+                "a step that was planned while a graph was captured, or one of the latest "
+                "steps_in_flight steps of this instance",
             )
         self._core.use(planned.renew())
 
     def _plan_of(self, planned: PlannedStep | None) -> Plan:
-        """Return the buffers of a step, of the latest one for ``None``."""
+        """Return the buffers of a step, or of the latest step for ``None``."""
         if planned is None:
             return self._core.plan
         self._check_own(planned)
@@ -240,12 +240,12 @@ class Planner(Uncopied):
     def _check_own(self, planned: PlannedStep) -> None:
         check_kind("planned", planned, PlannedStep)
         if not any(planned.is_in(plan) for plan in self._core.plans):
-            allowed = "what plan() of this instance returned"
+            allowed = "a step that plan() of this instance returned"
             raise InvalidArgument("planned", "a step that another instance planned", allowed)
 
 
 def explained(core: Core, step: MlaStep, max_query_len: int | None) -> Explanation:
-    """Return which kernel, tiles, grid and splits a step gets, and why; synchronises."""
+    """Return the kernel, tiles, grid and splits of a step, with the reasons; synchronizes."""
     host = core.host_plan(step, max_query_len)
     assert host.choice is not None
     longest = step.most_keys(core.config.block_size)

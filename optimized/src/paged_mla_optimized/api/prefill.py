@@ -1,4 +1,4 @@
-"""Attention of whole prompts in materialized heads: plan once per step, attend once per layer."""
+"""Attention of whole prompts to materialized keys: plan once per step, attend once per layer."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 class Prefill(Uncopied):
-    """Ragged attention to materialized keys and values. Every buffer is allocated here, none later.
+    """Ragged attention to materialized keys and values; the constructor allocates every buffer.
 
     ``plan`` and ``attend`` launch one kernel each on the current stream and never wait for the
-    device, so they can be captured in a CUDA graph; a replay reads the lengths again. Layers that
-    run at the same time need an instance each.
+    device, so a CUDA graph can capture them. A graph replay reads the lengths again. Layers that
+    run at the same time need separate instances.
 
-    A row's bits depend on its own lengths and tensors alone (S-20): no tile of queries is cut over
-    its keys, and none holds queries of two rows.
+    The bits of a row depend only on its own lengths and tensors (S-20): a query tile is not split
+    over its keys, and it has queries of one row only.
 
     Parameters
     ----------
     config : PrefillConfig
     device : str or torch.device
-        A CUDA device; a CPU where Triton's interpreter runs (``TRITON_INTERPRET=1``).
+        A CUDA device, or a CPU with Triton's interpreter (``TRITON_INTERPRET=1``).
 
     Raises
     ------
     Unsupported
-        No kernel runs on `device`; or bfloat16 in Triton's interpreter.
+        No kernel runs on `device`, or the dtype is bfloat16 in Triton's interpreter.
     """
 
     def __init__(self, config: PrefillConfig, device: str | torch.device = "cuda") -> None:
@@ -63,7 +63,7 @@ class Prefill(Uncopied):
         demand = (facts.arch, DTYPE_NAMES[config.dtype], config.head_dims)
         variant = prefill_variant(*demand)
         self._switch = CheckSwitch(self.device)
-        self._planned_keys = 0  # that a checked step has
+        self._planned_keys = 0  # keys of the planned step; set only while checks are on
         self._facts, self._tile_m = facts, variant.tile_m
         self._plan = self.new_plan()
         self._portable = PortablePrefill(config, variant)
@@ -71,18 +71,19 @@ class Prefill(Uncopied):
 
     @property
     def tiles(self) -> PrefillPlan:
-        """Tiles of the planned step's queries."""
+        """The query tiles of the planned step."""
         return self._plan
 
     def new_plan(self) -> PrefillPlan:
-        """Return buffers for one more step, for :meth:`attend_planned`."""
+        """Return buffers for another step, for :meth:`attend_planned`."""
         return PrefillPlan(self.config, self._tile_m, self._facts, self.device)
 
     def warm_up(self) -> None:
-        """Compile what any step launches, as :meth:`PagedMla.warm_up` does.
+        """Compile every kernel that a step can launch, as :meth:`PagedMla.warm_up` does.
 
-        The planned step is lost: plan again. What is not dense is compiled for at its first step,
-        but for halves of a projection and other strides of multiples of 16 elements.
+        The planned step is lost: call :meth:`plan` again. The compiled kernels are for dense
+        tensors, halves of a projection, and other strides of multiples of 16 elements. Kernels for
+        other strides compile at their first step.
         """
         config = self.config
         nope, rope, value = config.head_dims
@@ -97,7 +98,7 @@ class Prefill(Uncopied):
     def plan(
         self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, *, num_tokens: int
     ) -> None:
-        """Describe a step. One launch; lengths are read on the device only.
+        """Plan a step with one kernel launch; lengths are read on the device only.
 
         Parameters
         ----------
@@ -105,15 +106,15 @@ class Prefill(Uncopied):
             Prefix sums of query lengths, from 0; rows may be empty. Tokens at or past the last
             entry are padding (S-6).
         cu_seqlens_k : int32 [B + 1]
-            Prefix sums of key lengths, likewise. What lies past the last entry is never used.
+            Prefix sums of key lengths, from 0. Keys past the last entry are never used.
         num_tokens : int
-            T, the tokens of the step's queries, padded ones included.
+            T, the number of query tokens, padded tokens included.
 
         Raises
         ------
         InvalidArgument
             A tensor's shape, dtype or device is wrong, or a capacity is exceeded. Values of
-            tensors are not looked at.
+            tensors are not checked.
         """
         num_tokens = self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
         self._planned_keys = 0
@@ -133,10 +134,10 @@ class Prefill(Uncopied):
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend every query of the planned step to the keys of its row (S-4 to S-7).
+        """Attend every query token of the planned step to the keys of its row (S-4 to S-7).
 
-        Last strides are 1, those of tokens less than 2 ** 24, others any; `k_nope` and `v` may be
-        halves of one projection.
+        Last strides must be 1 and token strides less than 2 ** 24; other strides are free. `k_nope`
+        and `v` may be halves of one projection.
 
         Parameters
         ----------
@@ -144,17 +145,19 @@ class Prefill(Uncopied):
         q_pe : dtype [T, H, qk_rope_head_dim]
         k_nope : dtype [K, H, qk_nope_head_dim]
         k_pe : dtype [K, qk_rope_head_dim]
-            Rotated, as `q_pe` is; one for all heads.
+            Rotated, like `q_pe`; all heads share it.
         v : dtype [K, H, v_head_dim]
         out : dtype [T, H, v_head_dim] or None
         lse : float32 [T, H] or None
-            Where to write; ``None`` allocates, in the graph's own memory while one is captured.
+            Where to write the outputs. ``None`` allocates; during a graph capture, the memory
+            belongs to the graph.
 
         Returns
         -------
         out : dtype [T, H, v_head_dim]
         lse : float32 [T, H]
-            Natural logarithms (S-7). Queries that see nothing, and padded tokens, have (0, -inf).
+            Natural logarithms (S-7). Queries without visible keys, and padded tokens, have
+            (0, -inf).
 
         Raises
         ------
@@ -177,7 +180,7 @@ class Prefill(Uncopied):
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend the queries of a step that ``plan.fill`` described; `heads` are right already."""
+        """Attend the queries of a step that ``plan.fill`` described; `heads` are not checked."""
         config = self.config
         shape = (plan.num_tokens, config.num_heads, config.v_head_dim)
         out, lse = answers(out, lse, shape, config.dtype, self.device, read=heads._asdict())
@@ -199,15 +202,16 @@ class Prefill(Uncopied):
         num_tokens: int,
         num_keys: int | None = None,
     ) -> None:
-        """Hold the *values* of a step against the rules; for debugging, since it synchronises.
+        """Check the *values* of a step against the rules; for debugging, since it synchronizes.
 
-        Parameters are those of :meth:`plan`; `num_keys` is Tk, the lines of ``k_nope``, or ``None``
-        where they are not known yet. ``PAGED_MLA_CHECK=1`` has every eager ``plan`` call it.
+        Parameters are those of :meth:`plan`. `num_keys` is the number of lines of ``k_nope``, or
+        ``None`` if it is not known yet. With ``PAGED_MLA_CHECK=1`` every eager ``plan`` calls this
+        method.
 
         Raises
         ------
         InvalidArgument
-            Names the argument that no rule allows.
+            An argument breaks a rule; the error names the argument.
         """
         num_tokens = self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
         if num_keys is not None:
@@ -218,7 +222,7 @@ class Prefill(Uncopied):
     def _check_lengths(
         self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, num_tokens: int
     ) -> int:
-        """Return T."""
+        """Check the shapes of lengths and the capacities; return T."""
         num_tokens = integer("num_tokens", num_tokens)
         check_tensor("cu_seqlens_q", cu_seqlens_q, (None,), torch.int32, self.device)
         num_rows = cu_seqlens_q.shape[0] - 1

@@ -1,9 +1,9 @@
-"""The operations as ``torch.library`` ops: schemas with their mutations, and fake kernels.
+"""The operations as ``torch.library`` ops, whose schemas declare every mutation.
 
 Under ``torch.compile`` the methods of :class:`~paged_mla_optimized.api.paged_mla.PagedMla` become
-these ops. A `handle` names an instance. What one op leaves for the next goes through tensors that
-the schemas name (``state`` is the plan), so that a compiler sees every dependency. The op of
-``merge_partials`` lies beside it.
+these ops. A `handle` identifies an instance. Ops exchange data only through tensors in their
+schemas (``state`` is the plan), so a compiler sees every dependency. The op of ``merge_partials``
+is in the module of that function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INSTANCES: weakref.WeakValueDictionary[int, Core] = weakref.WeakValueDictionary
 
 
 def register(core: Core) -> int:
-    """Return the handle by which ops find `core` while it lives."""
+    """Return the handle that identifies `core` in ops; it is valid as long as `core` exists."""
     handle = next(_HANDLES)
     _INSTANCES[handle] = core
     return handle
@@ -53,7 +53,7 @@ def plan(  # noqa: PLR0917 - ops take tensors by position
     max_query_len: int | None,
     handle: int,
 ) -> None:
-    """Fill `state`; with `request_ids`, `block_table` is a map of requests to tokens."""
+    """Fill `state`; with `request_ids`, `block_table` is a map from requests to slots."""
     core = _INSTANCES[handle]
     table = block_table if request_ids is None else RequestMap(block_table, request_ids)
     plan = core.plan.on(state)
@@ -78,7 +78,7 @@ def append(  # noqa: PLR0917 - ops take tensors by position
     num_tokens: int,
     handle: int,
 ) -> None:
-    """Write this step's latents to the cache that `latents` and `scales` are."""
+    """Write this step's latents to the cache that `latents` and `scales` form."""
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
     plan.host = plan.host._replace(num_tokens=num_tokens)
@@ -108,7 +108,7 @@ def attend(  # noqa: PLR0917 - ops take tensors by position
     max_query_len: int | None,
     handle: int,
 ) -> None:
-    """Write every element of `out` and `lse`; without `block_table` the plan's own is read."""
+    """Write every element of `out` and `lse`; without `block_table`, read the plan's table."""
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
     plan.host = core.chosen(HostPlan(num_rows, num_tokens, max_query_len, given_table=block_table))
@@ -126,7 +126,7 @@ def quantize_queries(
     num_tokens: int,
     handle: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of the planned step's queries."""
+    """Return the codes and scales of the planned step's queries."""
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
     plan.host = plan.host._replace(num_tokens=num_tokens)

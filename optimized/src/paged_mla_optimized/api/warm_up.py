@@ -1,7 +1,7 @@
-"""Steps of padding, one for each kernel that an instance may launch: they compile then, not later.
+"""Launch a step of padding for each kernel of an instance, so that the kernel is compiled.
 
-A padded row has no keys and padded tokens no slot (S-6), so nothing of the cache is read or
-written.
+A padded row has no keys and a padded token has no slot (S-6), so these steps neither read nor write
+the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 
 
 def warm_up(core: Core, cache: Cache, request_map: RequestMap | None) -> None:
-    """Launch every kernel of plan, append, attend and readers; the planned step stays as it is."""
+    """Launch every kernel of plan, append, attend and readers; the planned step stays valid."""
     if request_map is not None:
         check_kind("request_map", request_map, RequestMap)
         check_kind("request_ids", request_map.request_ids, torch.Tensor)
@@ -55,7 +55,7 @@ def _plan(
     num_tokens: int,
     query_len: int,
 ) -> None:
-    """Plan a step of padded rows and tokens in the kernel for queries of a length."""
+    """Plan a step of padded rows and tokens with the kernel for a query length."""
     as_small = replace(core.config, max_query_tokens=num_tokens, max_model_len=1)
     lengths = torch.zeros(num_rows + 1, dtype=torch.int32, device=core.device)
     table: torch.Tensor | RequestMap = lengths.new_zeros((num_rows, 1))
@@ -68,7 +68,7 @@ def _plan(
 
 
 def _latents(core: Core, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return latents and keys of tokens."""
+    """Return zero latents and keys of `num_tokens` tokens."""
     config = core.config
     return (
         _zeros(core, num_tokens, config.kv_lora_rank),

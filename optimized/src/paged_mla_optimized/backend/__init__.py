@@ -1,4 +1,4 @@
-"""The package as a backend of the conformance suite: NumPy in, NumPy out."""
+"""The package as a backend of the conformance suite, with NumPy arrays as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ def create() -> TritonBackend:
         return TritonBackend(mode="interpreter", device="Triton interpreter (CPU)")
     if torch.cuda.is_available():
         return TritonBackend(mode="gpu", device=torch.cuda.get_device_name())
-    raise Unsupported("no CUDA device; TRITON_INTERPRET=1 runs kernels on a CPU")
+    raise Unsupported("there is no CUDA device; set TRITON_INTERPRET=1 to run kernels on a CPU")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TritonBackend:
-    """See :class:`paged_mla_shared.backend.Backend`.
+    """An implementation of :class:`paged_mla_shared.backend.Backend`.
 
     Parameters
     ----------
     mode, device, name, version : str
     settings : mapping of str to value
-        What the config has beyond the problem's, by name.
+        Fields of the config that the problem does not determine, by name.
     runner : type of EagerRunner
-        How steps run.
+        The class that runs steps.
     left_out : frozenset of str
-        Ops and features that are not declared.
+        Operations and features that are not declared.
     checks_values : bool
-        Whether runners hold the values of a step against the rules before it is planned.
+        Whether runners check the values of a step against the rules before they plan it.
     places_of : callable
-        Where the tensors of each runner lie.
+        Returns the object that allocates the tensors of a runner.
     """
 
     mode: str
@@ -78,18 +78,18 @@ class TritonBackend:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes free for one cache, once what earlier steps left is given back.
+        """Free bytes for one cache, after memory of earlier steps is released.
 
-        Workers share a device: what one of them kept would fail the others.
+        Workers share a device: memory that one worker keeps is missing in the others.
         """
         if self.mode == "gpu":
             torch.cuda.empty_cache()
             return int(torch.cuda.mem_get_info()[0])
-        return 1 << 30  # the interpreter is no place for more
+        return 1 << 30  # a limit for the interpreter, which is slow
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything but bfloat16 and huge caches in the interpreter, which computes neither."""
+        """All capabilities, but in the interpreter neither bfloat16 nor huge caches."""
         on_gpu = self.mode == "gpu"
         dtypes = {"float32", "float16"} | ({"bfloat16"} if on_gpu else set())
         features = _FEATURES | ({"large_offsets"} if on_gpu else set())
@@ -116,7 +116,7 @@ class TritonBackend:
         )
 
     def prepare(self, problem: Problem) -> EagerRunner:
-        """Build a runner; raises ``InvalidArgument`` or ``Unsupported``."""
+        """Return a runner; raise ``InvalidArgument`` or ``Unsupported``."""
         config = _config(problem, self.settings)
         if unmet := self.capabilities.unmet(problem, (), ()):
             raise Unsupported("; ".join(unmet))
@@ -126,7 +126,7 @@ class TritonBackend:
         return runner
 
     def prepare_unchecked(self, problem: Problem) -> EagerRunner:
-        """Build a runner whose steps reach the kernels whatever values they hold."""
+        """Return a runner that does not check the values of a step before it runs kernels."""
         return replace(self, checks_values=False).prepare(problem)
 
 
@@ -159,5 +159,7 @@ def _config(problem: Problem, settings: Mapping[str, Any]) -> MlaConfig:
         if padding < 0 or padding % itemsize:
             raise InvalidArgument(name, padding, f"a multiple of {itemsize} bytes, >= 0")
         if config.stored.inline_scales and padding % 4:
-            raise Unsupported(f"{name} {padding}: scales inside rows lie at multiples of 4 bytes")
+            raise Unsupported(
+                f"{name}={padding} is not supported; inline scales need a multiple of 4"
+            )
     return config

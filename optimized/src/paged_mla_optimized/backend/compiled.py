@@ -1,4 +1,4 @@
-"""Steps under ``torch.compile``: each call of the protocol is one graph without breaks."""
+"""Run steps under ``torch.compile``; each call of the protocol is one graph without breaks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 from paged_mla_shared.problem import Problem
 
-_MAX_GRAPHS = 64  # of one call, for as many kinds of shapes: schedules have more than the usual 8
+_MAX_GRAPHS = 64  # graphs of one call, for different shapes; schedules have more than the usual 8
 
 
 class CompiledRunner(EagerRunner):
-    """Plans in every graph, so that append and attend get their plan from an op before them."""
+    """A runner whose graphs all plan, so that append and attend depend on an op for the plan."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class CompiledRunner(EagerRunner):
         places_of: PlacesOf = OwnAllocations,
     ) -> None:
         super().__init__(problem, config, device, places_of)
-        torch.compiler.reset()  # graphs hold for one instance: those of others only count
+        torch.compiler.reset()  # graphs are valid for one instance; others only use up the limit
 
     def _plan(self, tensors: dict[str, torch.Tensor]) -> None:
         _compiled(super()._plan, tensors)
@@ -54,14 +54,14 @@ class CompiledRunner(EagerRunner):
 def _compiled(
     step: Callable[..., None], tensors: dict[str, torch.Tensor], *answers: torch.Tensor
 ) -> None:
-    """Run `step` as one graph, compiled when its inputs are of a kind not seen before."""
-    # The interpreter runs on the host, where Inductor would want a C++ compiler.
+    """Run `step` as one graph, which is compiled at the first inputs of a kind."""
+    # The interpreter runs on the host, for which Inductor would need a C++ compiler.
     backend = "aot_eager" if is_interpreting() else "inductor"
     with (
         warnings.catch_warnings(),
         torch._dynamo.config.patch(recompile_limit=_MAX_GRAPHS),
-        # Graphs of these ops hold hardly a kernel to compile; else each process starts a pool.
+        # Graphs of these ops have hardly any kernels; without this, each process starts a pool.
         torch._inductor.config.patch(compile_threads=1),
     ):
-        warnings.simplefilter("default")  # compilers deprecate parts of themselves
+        warnings.simplefilter("default")  # compilers use deprecated parts of themselves
         torch.compile(step, fullgraph=True, backend=backend)(tensors, *answers)

@@ -1,4 +1,4 @@
-"""One problem through the methods of ``PagedMla``, as the suite asks it: NumPy in, NumPy out."""
+"""Run the methods of ``PagedMla`` for the suite, with NumPy arrays as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
 class EagerRunner(Runner):
-    """See :class:`paged_mla_shared.backend.Runner`. Subclasses launch otherwise.
+    """An implementation of :class:`paged_mla_shared.backend.Runner`, with eager launches.
 
     Parameters
     ----------
@@ -40,12 +40,12 @@ class EagerRunner(Runner):
     config : MlaConfig
     device : str
     places_of : callable
-        Where the tensors of this runner lie.
+        Returns the object that allocates the tensors of this runner.
 
     Attributes
     ----------
     checks_values : bool
-        Whether the values of a step are held against the rules before it is planned.
+        Whether the values of a step are checked against the rules before it is planned.
     """
 
     checks_values = True
@@ -68,15 +68,15 @@ class EagerRunner(Runner):
         self._layers: dict[int, MlaLayer] = {}
 
     def _instance(self, config: MlaConfig, device: str) -> PagedMla:
-        """Return what steps run on."""
+        """Return the instance that runs steps."""
         return PagedMla(config, device)
 
     def load_cache(self, image: CacheImage) -> None:
-        """Make the cache equal `image`, where it lies."""
+        """Make the cache equal to `image`, in place."""
         self._memory.load(image)
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [n, block_bytes]."""
+        """Return the raw bytes of blocks, uint8 [n, block_bytes]."""
         return self._memory.read(block_ids)
 
     def plan(self, batch: Batch) -> Metadata:
@@ -89,7 +89,7 @@ class EagerRunner(Runner):
         self._append(self._prepare(batch))
 
     def attend(self, batch: Batch) -> Output:
-        """Attend into buffers full of NaN, so that what is left unwritten shows."""
+        """Attend with outputs that are NaN before, so that missing writes are visible."""
         tensors = self._prepare(batch)
         q_nope = tensors["q_nope"]
         out, lse = self._unwritten(q_nope, q_nope.shape[2])
@@ -97,7 +97,7 @@ class EagerRunner(Runner):
         return Output(to_numpy(out), to_numpy(lse))
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Merge float32 partials."""
+        """Merge float32 partial results."""
         if not partials:
             raise InvalidArgument("partials", "none", "at least one")
         device, shape = self._mla.device, partials[0].out.shape
@@ -115,10 +115,10 @@ class EagerRunner(Runner):
         return Output(to_numpy(out), to_numpy(lse))
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Read every row's cached latents and keys, row after row."""
+        """Return every row's cached latents and keys, row by row."""
         self._prepare(batch)
         config = self._mla.config
-        keys = int(self._mla.cu_seqlens_k[-1])  # those of legal rows
+        keys = int(self._mla.cu_seqlens_k[-1])  # keys of legal rows
         ckv, k_pe = (
             self._places.room(f"the gathered {name}", (keys, width), config.dtype)
             for name, width in (("ckv", config.kv_lora_rank), ("k_pe", config.qk_rope_head_dim))
@@ -139,7 +139,7 @@ class EagerRunner(Runner):
         return to_numpy(codes.view(torch.uint8)), to_numpy(scales)
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Attend to materialized heads, into buffers full of NaN."""
+        """Attend to materialized keys, with outputs that are NaN before."""
         tensors = {
             name: self._placed(name, array)
             for name, array in vars(batch).items()
@@ -162,7 +162,7 @@ class EagerRunner(Runner):
         return Output(to_numpy(out), to_numpy(lse))
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Append and attend, between a layer's projections, into buffers full of NaN."""
+        """Append and attend between a layer's projections, with outputs that are NaN before."""
         config, device, dims = self._mla.config, self._mla.device, self._problem.dims
         step = batch.step
         tensors = {name: self._placed(name, array) for name, array in batch.arrays.items()}
@@ -193,7 +193,7 @@ class EagerRunner(Runner):
         return Output(to_numpy(out), to_numpy(lse))
 
     def _check_heads(self, tensors: dict[str, torch.Tensor], num_tokens: int) -> None:
-        """Check what `MlaLayer` looks at when it attends, before anything is appended."""
+        """Check the inputs of `MlaLayer.attend` before anything is appended."""
         config, dims, device = self._mla.config, self._problem.dims, self._mla.device
         heads, nope, rope = dims.num_heads, dims.qk_nope_head_dim, dims.qk_rope_head_dim
         for name, shape in (
@@ -235,7 +235,7 @@ class EagerRunner(Runner):
         return self._prefills[causal]
 
     def _prepare(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Check `batch` and plan it, unless it is the planned one; return its tensors."""
+        """Check and plan `batch`, unless it is the planned batch; return its tensors."""
         if batch is self._planned:
             return self._tensors
         device, config = self._mla.device, self._mla.config
@@ -253,17 +253,17 @@ class EagerRunner(Runner):
         return tensors
 
     def _placed(self, name: str, array: NDArray[Any]) -> torch.Tensor:
-        """Return an array as an input of kernels."""
+        """Return an array as an input tensor of kernels."""
         return self._places.input(name, to_torch(name, array, self._mla.device))
 
     def _unwritten(self, q: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return room full of NaN for the answer to queries [T, H, ..]: out [T, H, width], lse."""
+        """Return outputs for queries [T, H, ..], filled with NaN: out [T, H, width], lse [T, H]."""
         lines = tuple(q.shape[:2])
         out = self._places.room("the output", (*lines, width), q.dtype).fill_(torch.nan)
         return out, self._places.room("the lse", lines, torch.float32).fill_(torch.nan)
 
     def _check_values(self, tensors: dict[str, torch.Tensor], num_tokens: int) -> None:
-        """Hold the values of a step against the rules, unless the runner is an unchecked one."""
+        """Check the values of a step against the rules, if ``checks_values`` is set."""
         if self.checks_values:
             self._mla.check(
                 MlaStep(
@@ -290,7 +290,7 @@ class EagerRunner(Runner):
         )
 
     def _table(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor | RequestMap:
-        """Return what tells the plan where rows lie."""
+        """Return the block table or request map for the plan."""
         return tensors["block_table"]
 
     def _metadata(self, _tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -305,5 +305,5 @@ class EagerRunner(Runner):
     def _attend(
         self, tensors: dict[str, torch.Tensor], out: torch.Tensor, lse: torch.Tensor
     ) -> None:
-        """Write the answers of the planned step."""
+        """Write the outputs of the planned step."""
         self._mla.attend(tensors["q_nope"], tensors["q_pe"], self._cache, out=out, lse=lse)

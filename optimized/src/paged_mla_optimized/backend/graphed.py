@@ -1,4 +1,4 @@
-"""Steps recorded once for each problem, and replayed for every batch that comes (S-17)."""
+"""Run steps from CUDA graphs that are captured once per problem and replayed per batch (S-17)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paged_mla_shared.problem import Problem
 
 
 class GraphedRunner(EagerRunner):
-    """Loads each batch into fixed tensors and replays; each call's graph has a plan of its own.
+    """A runner that loads each batch into fixed tensors and replays graphs, each with its own plan.
 
-    A call is recorded when it first comes, in a bucket as large as the problem and in one half as
-    large. Whatever a replay should write, and every input that it should not read, is NaN or an
-    impossible number before it.
+    A call is captured at its first use, in a bucket as large as the problem and in a bucket half as
+    large. Before a replay, all outputs, and all inputs that it must not read, are NaN or an invalid
+    number.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class GraphedRunner(EagerRunner):
             "k_pe": (tokens, rope_dim),
         }
         self._inputs = StepInputs(config, device, {n: (s, dtype) for n, s in shapes.items()})
-        # Not among the inputs, which are poisoned while a step is recorded: -1 writes nothing.
+        # Separate from the inputs, whose values are invalid during a capture: -1 writes nothing.
         self._slots = torch.full((tokens,), -1, dtype=torch.int64, device=device)
         self._out = torch.empty(shapes["q_nope"], dtype=dtype, device=device)
         self._lse = torch.empty(per_head, dtype=torch.float32, device=device)
@@ -50,7 +50,7 @@ class GraphedRunner(EagerRunner):
         self._steps: dict[str, GraphedStep] = {}
 
     def _plan(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Leave planning to the graphs."""
+        """Do nothing, since the graphs plan."""
 
     def _metadata(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         positions, slots = self._replay("plan", tensors)
@@ -69,12 +69,12 @@ class GraphedRunner(EagerRunner):
         lse.copy_(self._lse[: len(lse)])
 
     def _replay(self, call: str, tensors: dict[str, torch.Tensor]) -> Any:
-        """Load the step of `tensors` and replay what `call` recorded."""
+        """Load the step of `tensors` and replay the graph of `call`."""
         if call not in self._steps:
             self._steps[call] = self._record(call)
         step, inputs = self._steps[call], self._inputs
         inputs.poison()
-        width = inputs.block_table.shape[1]  # no row has blocks past it
+        width = inputs.block_table.shape[1]  # no row has blocks after this width
         batch = MlaStep(
             tensors["cu_seqlens_q"],
             tensors["seq_lens"],
@@ -91,7 +91,7 @@ class GraphedRunner(EagerRunner):
         return step.replay(len(tensors["seq_lens"]), len(tensors["q_nope"]))
 
     def _record(self, call: str) -> GraphedStep:
-        """Record `call`, by functions that do not hold this runner and its memory."""
+        """Capture `call` with functions that do not reference this runner and its memory."""
         mla, cache, given, out, lse = self._mla, self._cache, self._slots, self._out, self._lse
 
         def plan(_view: StepView) -> tuple[torch.Tensor, torch.Tensor]:

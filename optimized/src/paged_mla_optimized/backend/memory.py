@@ -1,4 +1,4 @@
-"""A problem's cache on the device, as the bytes that the suite sees and as what kernels get."""
+"""A problem's cache on the device, as the suite's bytes and as the tensors of kernels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paged_mla_shared.problem import Problem
 
 
 class Memory:
-    """One cache, zeros at first.
+    """One cache, which is filled with zeros at first.
 
     Attributes
     ----------
     cache : LatentCache
-        Views of the bytes.
+        Views of the cache's bytes.
     """
 
     def __init__(self, problem: Problem, device: torch.device, places: Places) -> None:
@@ -39,7 +39,7 @@ class Memory:
         self.cache = LatentCache(stored.name, self._latents(), scales)
 
     def load(self, image: CacheImage) -> None:
-        """Make the cache equal `image`, where it lies; only live blocks cross from the host."""
+        """Make the cache equal to `image`, in place; only live blocks are copied from the host."""
         layout, device = self._layout, self._storage.device
         if image.layout != layout:
             raise InvalidArgument("image", "another layout", "the problem's")
@@ -53,12 +53,12 @@ class Memory:
         self._scales[ids] = blocks[:, layout.block_stride :]
 
     def read(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [n, block_bytes]."""
+        """Return the raw bytes of blocks, uint8 [n, block_bytes]."""
         ids = to_torch("block_ids", block_ids, self._storage.device)
         return to_numpy(torch.cat([self._storage[ids], self._scales[ids]], dim=1))
 
     def _latents(self) -> torch.Tensor:
-        """View the storage as [num_blocks, block_size, width]."""
+        """Return the storage as [num_blocks, block_size, width]."""
         layout = self._layout
         dtype, width = layout.format.row(layout.dims)
         elements = self._storage.view(-1).view(ROW_DTYPES[dtype])

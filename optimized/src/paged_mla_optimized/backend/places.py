@@ -1,4 +1,4 @@
-"""Where a runner's tensors lie: a harness that watches memory has places of its own."""
+"""The allocation of a runner's tensors, which a harness that watches memory can replace."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 
 
 class Places(Protocol):
-    """Gives a runner the tensors that its kernels get."""
+    """Allocates the tensors of a runner's kernels."""
 
     def input(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return an input where kernels shall read it, with its strides unless they overlap."""
+        """Return an input in memory for kernels, with its strides unless they overlap."""
         ...
 
     def room(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a dense tensor that kernels may write, whatever it holds."""
+        """Return a dense tensor with undefined contents that kernels may write."""
         ...
 
 
 PlacesOf = Callable[[torch.device], Places]
-"""Returns the places of one runner on a device."""
+"""Returns the :class:`Places` of one runner on a device."""
 
 
 class OwnAllocations:
-    """Every tensor is where torch allocates it. See :class:`Places`."""
+    """Allocates every tensor with torch. See :class:`Places`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Steps on the portable kernels, whatever GPU there is."""
+"""Run steps on the portable kernels, on any GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_mla_optimized.runtime.device import device_facts
 
 
 class PortableRunner(EagerRunner):
-    """Gives every step the variant that batch-invariant steps get where no other family fits."""
+    """A runner in which every step gets the portable variant for full capacities."""
 
     def _instance(self, config: MlaConfig, device: str) -> PagedMla:
         demand = demand_of(config, device_facts(torch.device(device)).arch)
@@ -23,5 +23,5 @@ class PortableRunner(EagerRunner):
 
     def _prefill_of(self, causal: bool) -> Prefill:  # noqa: FBT001 - a field of the batch
         prefill = super()._prefill_of(causal)
-        prefill._hopper = None  # the portable kernel takes every tensor, in tiles of the same plan
+        prefill._hopper = None  # the portable kernel supports every tensor, with the same plan
         return prefill

@@ -1,1 +1,1 @@
-"""Commands of ``paged-mla`` that need the kernels."""
+"""The subcommands of ``paged-mla`` that need the kernels."""

@@ -1,4 +1,4 @@
-"""``paged-mla bench``: time ``attend`` in a configuration of the user's own."""
+"""``paged-mla bench``: time ``attend`` in a configuration of the user."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.options import OneLineParser, whole
 
 _ABOUT = """\
-Times attend over a cache of random contents: rows of one length, blocks in random order. CUDA
-events time each replay of a CUDA graph of one call, and the L2 cache is cleared before each.
+Times attend over a cache with random contents: rows of one length, blocks in random order. CUDA
+events time each replay of a CUDA graph of one call; the L2 cache is cleared before each replay.
 """
 _EXAMPLE = "example: paged-mla bench --heads 128 --rows 64 --seq-len 4096"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print times; return 0, or 2 where the step cannot be run."""
+    """Print the times; return 0, or 2 if the step cannot run."""
     options = _parser().parse_args(arguments)
     try:
         print(printable(report(options)))
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"paged-mla bench: {one_line(error)}", file=sys.stderr)
         return 2
     except torch.OutOfMemoryError:
-        print("paged-mla bench: the GPU has no room: take fewer --rows", file=sys.stderr)
+        print("paged-mla bench: the GPU is out of memory; use fewer --rows", file=sys.stderr)
         return 2
     return 0
 
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         type=whole(1),
         default=1,
         metavar="N",
-        help="how many of a row's tokens are queries (default: %(default)s)",
+        help="number of query tokens of each row (default: %(default)s)",
     )
     add_heads(parser)
     add_options(parser)
@@ -62,14 +62,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def report(options: argparse.Namespace) -> str:
-    """Time the step of the options, and return what to print.
+    """Time the step of the options, and return the report to print.
 
     Raises
     ------
     InvalidArgument, Unsupported
-        The step cannot be run.
+        The step cannot run.
     torch.OutOfMemoryError
-        The instance's own buffers do not fit beside the step.
+        The instance's own buffers do not fit in addition to the step.
     """
     configuration = configuration_of(options)
     step = Step(options.rows, options.seq_len, options.query_len)
@@ -93,21 +93,21 @@ def report(options: argparse.Namespace) -> str:
         "kernel": "; ".join(kernel),
     }
     of_found = rates(step, config, found)
-    # What the interpreter reads and multiplies in a second is its own affair.
+    # The interpreter's rates of memory and products say nothing about a kernel.
     lines |= {"time": of_found["time"]} if device.type == "cpu" else of_found
     text = "\n".join(f"{title:9} {line}" for title, line in lines.items())
     if device.type == "cpu":
-        text += "\nThese are times of the interpreter on a CPU. They say nothing of a GPU."
+        text += "\nThese are times of the interpreter on a CPU. They do not predict times on a GPU."
     return text
 
 
 def rates(step: Step, config: MlaConfig, found: Timed) -> dict[str, str]:
-    """Return the time of a call, and the bytes and products of a second."""
+    """Return the time of a call, and its bytes and products per second."""
     times = found.milliseconds
     median = statistics.median(times)
     least, low, high = (1e3 * times[len(times) * part // 4] for part in (0, 1, 3))
     read = step.rows * step.seq_len * config.stored.token_bytes(config)
-    widths = 2 * config.kv_lora_rank + config.qk_rope_head_dim  # of a logit, and of an answer
+    widths = 2 * config.kv_lora_rank + config.qk_rope_head_dim  # products for a logit and an output
     flop = 2 * step.seen * config.num_heads * widths
     return {
         "time": f"{1e3 * median:.1f} us (median of {len(times)}), least {least:.1f}, "

@@ -1,4 +1,4 @@
-"""The options that describe a model's attention and its cache; this needs no torch."""
+"""The options for a model's attention and its cache; this module needs no torch."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _DTYPE_OF_PLAIN_FORMAT = {name: dtype for dtype, name in PLAIN_FORMAT_OF_DTYPE.i
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What the options say.
+    """The values of the options.
 
     Parameters
     ----------
     preset : str
-        Key of :data:`paged_mla_shared.dims.PRESETS`.
+        A key of :data:`paged_mla_shared.dims.PRESETS`.
     dtype : str
-        Of queries and answers: "bfloat16", "float16" or "float32".
+        The dtype of queries and outputs: "bfloat16", "float16" or "float32".
     cache_format : str
-        Key of :data:`paged_mla_shared.formats.FORMATS`.
+        A key of :data:`paged_mla_shared.formats.FORMATS`.
     products : str
-        "exact" or "fast", as :class:`~paged_mla_optimized.config.attention.MlaConfig` has it.
+        "exact" or "fast", as in :class:`~paged_mla_optimized.config.attention.MlaConfig`.
     block_size : int
         Tokens of a cache block.
     """
@@ -46,7 +46,7 @@ class Configuration:
         return PRESETS[self.preset]
 
     def demand(self, arch: str, num_heads: int) -> Demand:
-        """Return what this asks of the kernels on an architecture."""
+        """Return the demand of this configuration on an architecture."""
         return Demand(
             arch=arch,
             dtype=self.dtype,
@@ -78,22 +78,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--cache-format",
         type=one_of(FORMATS),
         metavar="NAME",
-        help=f"how a cached token is stored: {', '.join(FORMATS)} "
-        "(default: that of the dtype, and bf16)",
+        help=f"the format of a cached token: {', '.join(FORMATS)} "
+        "(default: the plain format of the dtype, or bf16)",
     )
     group.add_argument(
         "--dtype",
         type=one_of(PLAIN_FORMAT_OF_DTYPE),
         metavar="NAME",
-        help=f"of queries and answers: {', '.join(PLAIN_FORMAT_OF_DTYPE)} "
-        "(default: that of the cache, and bfloat16 over an FP8 cache)",
+        help=f"the dtype of queries and outputs: {', '.join(PLAIN_FORMAT_OF_DTYPE)} "
+        "(default: the dtype of the cache, or bfloat16 with an FP8 cache)",
     )
     group.add_argument(
         "--products",
         type=one_of(PRODUCTS),
         default="exact",
         metavar="NAME",
-        help="exact, or fast: kernels over an FP8 cache may round queries to FP8 "
+        help="exact, or fast: kernels may round queries to FP8 for an FP8 cache "
         "(default: %(default)s)",
     )
     group.add_argument(
@@ -106,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_heads(parser: argparse.ArgumentParser) -> None:
-    """Add ``--heads``; ``None`` stands for all heads of the model."""
+    """Add the option ``--heads``, whose default ``None`` means all heads of the model."""
     parser.add_argument(
         "--heads",
         type=whole(1),
@@ -116,12 +116,12 @@ def add_heads(parser: argparse.ArgumentParser) -> None:
 
 
 def configuration_of(options: argparse.Namespace) -> Configuration:
-    """Return what the options of :func:`add_options` say.
+    """Return the configuration of the options that :func:`add_options` adds.
 
     Raises
     ------
     InvalidArgument
-        Blocks are too large, or two options contradict each other.
+        A block size is not allowed, or two options contradict each other.
     """
     cache_format = options.cache_format or PLAIN_FORMAT_OF_DTYPE[options.dtype or "bfloat16"]
     stored, block_size = FORMATS[cache_format], options.block_size

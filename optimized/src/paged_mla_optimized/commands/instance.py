@@ -1,4 +1,4 @@
-"""What commands that launch kernels share: a GPU, and the config of an instance."""
+"""Code of all commands that launch kernels: the GPU, and the config of an instance."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from paged_mla_shared.errors import Unsupported
 
 
 def current_gpu() -> torch.device:
-    """Return the GPU that kernels are launched on.
+    """Return the current GPU, on which kernels are launched.
 
     Raises
     ------
     Unsupported
-        torch finds none.
+        torch finds no GPU.
     """
     if not torch.cuda.is_available():
-        raise Unsupported("torch finds no GPU: paged-mla doctor says what is missing")
+        raise Unsupported("torch finds no GPU; run paged-mla doctor to see what is missing")
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -30,11 +30,12 @@ def config_of(
     max_query_tokens: int,
     max_model_len: int,
 ) -> MlaConfig:
-    """Return the config of an instance; ``None`` heads are all of the model.
+    """Return the config of an instance; with ``None``, `num_heads` is that of the model.
 
     Raises
     ------
     InvalidArgument, Unsupported
+        The errors of :class:`MlaConfig`.
     """
     dims = configuration.dims
     return MlaConfig(

@@ -1,4 +1,4 @@
-"""``paged-mla taps``: record what a kernel computes on the way to one query and head."""
+"""``paged-mla taps``: record the intermediate results of a kernel for one query and head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_mla_shared.taps import save_taps
 
 _ABOUT = """\
 Runs the recorded step in Triton's interpreter, which needs TRITON_INTERPRET=1, and saves the
-kernel's scores, weights and partial answers of one query and head.
+kernel's scores, weights and partial results for one query and head.
 """
 _EXAMPLE = """\
 example: TRITON_INTERPRET=1 paged-mla taps step.safetensors --token 2 --out taps.safetensors,
@@ -24,9 +24,9 @@ then paged-mla explain step.safetensors --taps taps.safetensors
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the taps of one query and head; return 0, or 2 where that cannot be done."""
+    """Write the taps of one query and head; return 0, or 2 if that is not possible."""
     parser = OneLineParser(prog="paged-mla taps", description=_ABOUT, epilog=_EXAMPLE)
-    parser.add_argument("dump", type=Path, metavar="DUMP", help="a file of shared/docs/dump.md")
+    parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump; see shared/docs/dump.md")
     parser.add_argument("--token", type=whole(0), required=True, metavar="T")
     parser.add_argument("--head", type=whole(0), default=0, metavar="H")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")

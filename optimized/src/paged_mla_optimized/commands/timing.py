@@ -1,4 +1,4 @@
-"""A step of rows of one length over random contents, and the time that ``attend`` takes for it."""
+"""Time ``attend`` for a step of rows of one length over random contents."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from paged_mla_optimized.tensors.latent_cache import LatentCache, empty_cache
 from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
-_CLEARED = 256 << 20  # bytes that Triton writes before each replay
+_CLEARED = 256 << 20  # bytes that Triton writes before each replay to clear the L2 cache
 _REPLAY_MS = 500
 _INTERPRETED_CALLS = 3
-_MOST_INTERPRETED = 1 << 18  # pairs of query and key, for which the interpreter takes seconds
+_MOST_INTERPRETED = 1 << 18  # pairs of query and key that the interpreter computes in seconds
 
 
 @dataclass(frozen=True)
 class Step:
-    """Rows of one length.
+    """A step of rows of one length.
 
     Parameters
     ----------
     rows, seq_len, query_len : int
-        Rows, tokens of each, and how many of these are queries.
+        Number of rows, tokens of each row, and query tokens of each row.
 
     Raises
     ------
     InvalidArgument
-        A row has more queries than tokens.
+        A row has more query tokens than tokens.
     """
 
     rows: int
@@ -52,16 +52,16 @@ class Step:
 
     @property
     def seen(self) -> int:
-        """Pairs of a query token and a key that it sees (S-4), of all rows."""
+        """Pairs of a query token and a key that it sees (S-4), over all rows."""
         hidden = self.query_len * (self.query_len - 1) // 2
         return self.rows * (self.query_len * self.seq_len - hidden)
 
     def num_blocks(self, block_size: int) -> int:
-        """Return the cache blocks of all rows."""
+        """Return the number of cache blocks of all rows."""
         return self.rows * -(-self.seq_len // block_size)
 
     def nbytes(self, config: MlaConfig) -> int:
-        """Return the size of the cache, the queries and the answers."""
+        """Return the size of the cache, the queries and the outputs in bytes."""
         size = config.block_size
         cache = self.num_blocks(size) * config.stored.block_bytes(config, size)
         widths = 2 * config.kv_lora_rank + config.qk_rope_head_dim
@@ -71,14 +71,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Timed:
-    """What was measured.
+    """The result of a measurement.
 
     Parameters
     ----------
     milliseconds : list of float
-        Of each call, the least first.
+        Times of all calls, in ascending order.
     nbytes : int
-        Of the tensors of the step, of the instance, and of what clears the L2 cache.
+        Size of the step's tensors, of the instance, and of the buffer that clears the L2 cache.
     """
 
     milliseconds: list[float]
@@ -86,30 +86,31 @@ class Timed:
 
 
 def check_fits(step: Step, config: MlaConfig, device: torch.device) -> None:
-    """Refuse a step that the GPU has no room for, or that takes the interpreter too long.
+    """Raise an error for a step that does not fit on the GPU, or is too slow in the interpreter.
 
     Raises
     ------
     Unsupported
+        The step is too large.
     """
     if device.type == "cpu":
         pairs = step.seen * config.num_heads
         if pairs > _MOST_INTERPRETED:
             raise Unsupported(
                 f"the step has {pairs:,} pairs of query and key, and the interpreter takes at most "
-                f"{_MOST_INTERPRETED:,}: take fewer --rows or --heads, or a shorter --seq-len"
+                f"{_MOST_INTERPRETED:,}; use fewer --rows or --heads, or a shorter --seq-len"
             )
         return
     needed, (free, _) = step.nbytes(config) + _CLEARED, torch.cuda.mem_get_info(device)
     if needed > free:
         raise Unsupported(
-            f"the step needs {gib(needed)}, and {gib(free)} of the GPU are free: "
-            "take fewer --rows or a shorter --seq-len"
+            f"the step needs {gib(needed)}, and {gib(free)} of the GPU are free; "
+            "use fewer --rows or a shorter --seq-len"
         )
 
 
 def timed(step: Step, config: MlaConfig, device: torch.device) -> Timed:
-    """Time calls of ``attend``: replays of a graph of one call, or calls of the interpreter."""
+    """Time ``attend`` calls: replays of a graph of one call, or calls in the interpreter."""
     mla = PagedMla(config, device)
     num_blocks, num_tokens = step.num_blocks(config.block_size), step.num_tokens
     cache = empty_cache(config, num_blocks, device)
@@ -129,7 +130,7 @@ def timed(step: Step, config: MlaConfig, device: torch.device) -> Timed:
             max_query_len=step.query_len,
         )
     )
-    out, lse = mla.attend(q_nope, q_pe, cache)  # compiles
+    out, lse = mla.attend(q_nope, q_pe, cache)  # compiles the kernels
 
     def launch() -> None:
         mla.attend(q_nope, q_pe, cache, out=out, lse=lse)
@@ -146,19 +147,19 @@ def timed(step: Step, config: MlaConfig, device: torch.device) -> Timed:
 
 
 def fill(cache: LatentCache) -> None:
-    """Draw finite random contents in place: there may be no room for a second cache."""
+    """Fill the cache with finite random contents in place, without memory for a second cache."""
     latents = cache.latents
     if latents.dtype in {torch.bfloat16, torch.float16, torch.float32}:
         latents.normal_()
         return
-    # Without its second highest bit, a number of e4m3, bfloat16 or float32 is between -2 and 2.
+    # Without its second highest bit, an e4m3, bfloat16 or float32 number is between -2 and 2.
     latents.view(torch.uint8).random_(0, 256).bitwise_and_(0xBF)
     if cache.scales is not None:
         cache.scales.fill_(1)
 
 
 def gib(nbytes: int) -> str:
-    """Return a size in GiB."""
+    """Return a size in GiB as text."""
     return f"{nbytes / 2**30:,.2f} GiB"
 
 

@@ -1,10 +1,10 @@
-"""``paged-mla warm-up``: compile every kernel of a configuration into a folder that can be shipped.
+"""``paged-mla warm-up``: compile every kernel of a configuration into a folder that can be copied.
 
-Triton finds a binary by a hash of all that it follows from, in the folder that
-``triton.knobs.cache.dir`` or ``TRITON_CACHE_DIR`` names. Beside the files of a kernel lies a list
-of them, ``__grp__*``, and their paths in that list are absolute (``put_group`` of
-``FileCacheManager`` in ``triton/runtime/cache.py``, Triton 3.6.0 and 3.7.1). So Triton compiles
-anew where the folder was moved, unless the list has the paths that the files have there.
+Triton finds a binary by a hash of its inputs, in the folder ``triton.knobs.cache.dir`` or
+``TRITON_CACHE_DIR``. Each kernel's subfolder has a list of its files, ``__grp__*``, with absolute
+paths (``put_group`` of ``FileCacheManager`` in ``triton/runtime/cache.py``, Triton 3.6.0 and
+3.7.1). Therefore Triton compiles again after the folder is moved, unless the list is rewritten with
+the new paths.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ from paged_mla_shared.options import OneLineParser, whole
 
 _ABOUT = """\
 Compiles every kernel that plan, append, attend and gather_context of a configuration launch, so
-that no request waits for a compiler where the folder is used. It needs a GPU of the kind that the
-folder is for. The capacities are those of the instance (max_rows of MlaConfig, and so on).
+that no request waits for a compiler where the folder is used. It needs a GPU of the same kind as
+the GPU where the folder is used. The capacities are those of the instance (max_rows of MlaConfig,
+and so on).
 """
 _EXAMPLE = "example: paged-mla warm-up --folder /opt/paged-mla --heads 16 --max-rows 256"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compile; return 0, or 2 where that cannot be done."""
+    """Compile all kernels; return 0, or 2 if that is not possible."""
     options = _parser().parse_args(arguments)
     folder = options.folder.resolve()
     used_at = (options.used_at or folder).absolute()
     try:
         if is_interpreting():
-            raise Unsupported("TRITON_INTERPRET is set, and the interpreter compiles nothing")
+            raise Unsupported("unset TRITON_INTERPRET, since the interpreter compiles nothing")
         configuration = configuration_of(options)
         config = config_of(
             configuration,
@@ -73,8 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     found = contents(folder)
     size = f"{found.binaries} binaries, {found.mib:.1f} MiB"
     print(one_line(f"{size} in {folder}, after {seconds:.1f} s"))
-    print(one_line(f"Set this where they are used: TRITON_CACHE_DIR={used_at}"))
-    print("They are used, and nothing is compiled, where the following is the same as here:")
+    print(one_line(f"To use them, set TRITON_CACHE_DIR={used_at}"))
+    print("They are used, and nothing is compiled, if all of the following are the same as here:")
     for what, here in conditions(configuration, config, device, used_at):
         print(one_line(f"  {what:12} {here}"))
     return 0
@@ -83,13 +84,13 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="paged-mla warm-up", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument(
-        "--folder", type=Path, required=True, metavar="DIR", help="where the binaries are written"
+        "--folder", type=Path, required=True, metavar="DIR", help="folder for the binaries"
     )
     parser.add_argument(
         "--used-at",
         type=Path,
         metavar="DIR",
-        help="the path that the folder will have where it is used (default: that of --folder)",
+        help="path that the folder will have where it is used (default: the path of --folder)",
     )
     add_options(parser)
     add_heads(parser)
@@ -103,13 +104,13 @@ def _parser() -> argparse.ArgumentParser:
             type=whole(1),
             default=default,
             metavar="N",
-            help=f"the most {what} (default: %(default)s)",
+            help=f"largest number of {what} (default: %(default)s)",
         )
     return parser
 
 
 def compile_into(folder: Path, config: MlaConfig, device: torch.device) -> float:
-    """Compile what an instance launches, unless it lies in `folder`; return seconds."""
+    """Compile the kernels of an instance that are not in `folder`; return the seconds."""
     begin = time.perf_counter()
     with cache_in(folder):
         mla = PagedMla(config, device)
@@ -119,7 +120,7 @@ def compile_into(folder: Path, config: MlaConfig, device: torch.device) -> float
 
 
 def name_paths(folder: Path, used_at: Path) -> None:
-    """Have Triton find the files of each kernel where `folder` will lie."""
+    """Rewrite the lists of files with the path that `folder` will have."""
     for group in folder.glob("*/__grp__*"):
         files = json.loads(group.read_text())["child_paths"]
         paths = {name: str(used_at / group.parent.name / Path(files[name]).name) for name in files}
@@ -128,14 +129,14 @@ def name_paths(folder: Path, used_at: Path) -> None:
 
 @dataclass(frozen=True)
 class Contents:
-    """What lies in a folder: binaries, and the size of all files."""
+    """The contents of a folder: the number of binaries, and the size of all files."""
 
     binaries: int
     mib: float
 
 
 def contents(folder: Path) -> Contents:
-    """Count what lies in a folder."""
+    """Count the binaries and the size of all files in a folder."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     return Contents(sum(path.suffix == ".cubin" for path in files), size / 2**20)
@@ -144,11 +145,11 @@ def contents(folder: Path) -> Contents:
 def conditions(
     configuration: Configuration, config: MlaConfig, device: torch.device, used_at: Path
 ) -> list[tuple[str, str]]:
-    """Return what binaries follow from, and what that is here.
+    """Return all properties that binaries depend on, with their values here.
 
     Triton's part is ``get_cache_key`` in ``triton/runtime/cache.py``: its own files, the kernel's
-    source and constants, the architecture, the version of ptxas, and variables of the environment.
-    The number of multiprocessors is a constant of the plan's kernels.
+    source and constants, the architecture, the version of ptxas, and environment variables. The
+    number of multiprocessors is a constant of the plan's kernels.
     """
     facts = device_facts(device)
     capacities = f"max_rows {config.max_rows}, max_query_tokens {config.max_query_tokens}"

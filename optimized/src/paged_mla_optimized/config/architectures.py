@@ -1,4 +1,4 @@
-"""Architectures of GPUs that kernels are compiled for, without torch and Triton."""
+"""GPU architectures that the kernels are compiled for; this module needs no torch and no Triton."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARCHS = {
     (12, 0): "sm120",
     (12, 1): "sm120",
 }
-"""Architectures by compute capability."""
+"""The name of the architecture of each compute capability."""
 
 SHARED_MEMORY = {
     "sm80": 166_912,
@@ -23,17 +23,17 @@ SHARED_MEMORY = {
     "sm100": 232_448,
     "sm120": 101_376,
 }
-"""Bytes of shared memory one program may use."""
+"""Bytes of shared memory that one program may use, by architecture."""
 
 OVERLAPPING = frozenset({"sm90", "sm100", "sm120"})
-"""Architectures on which a kernel can be launched while the one before still runs."""
+"""Architectures on which a kernel can be launched while the kernel before it still runs."""
 
 WITH_E4M3 = frozenset({"sm89", "sm90", "sm100", "sm120"})
-"""Architectures that convert e4m3 by themselves."""
+"""Architectures that have an instruction to convert e4m3."""
 
 ROUNDING_E4M3_ONCE = WITH_E4M3 - {"sm89"}
-"""Those on which float32 is rounded to e4m3 once, as rule S-11 needs. For sm89, Triton 3.6 to 3.8
-truncates to float16 before it rounds, so that 0.4 % of the codes are one step too low."""
+"""Architectures on which float32 is rounded to e4m3 once, as rule S-11 requires. On sm89, Triton
+3.6 to 3.8 truncates to float16 before it rounds, so 0.4 % of the codes are one step too low."""
 
 INTERPRETER = "interpreter"
-"""Name of Triton's CPU interpreter where an architecture is asked for."""
+"""The name of Triton's CPU interpreter where an architecture is expected."""

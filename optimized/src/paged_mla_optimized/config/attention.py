@@ -1,4 +1,4 @@
-"""What stays fixed while a :class:`~paged_mla_optimized.api.paged_mla.PagedMla` lives."""
+"""The configuration of a :class:`~paged_mla_optimized.api.paged_mla.PagedMla`."""
 
 from __future__ import annotations
 
@@ -53,70 +53,71 @@ _INTEGERS = (
     "table_fill",
 )
 _LEAST_RANK_TO_WARN = 256
-"""Models with fewer latents may have heads as wide as latents; none with so many has (S-5)."""
+"""Models with a smaller rank can have heads of the same width as a cached token; no known model
+with this rank or a larger one has (S-5)."""
 MASKS = ("causal", "non_causal", *(f"tree:{spelling}" for spelling in MaskSpelling))
 
 
 class SoftmaxScaleWarning(UserWarning):
-    """A config's ``softmax_scale`` is ``(R + P) ** -0.5``, which is no known model's (S-5)."""
+    """``softmax_scale`` equals ``(R + P) ** -0.5``, which is the scale of no known model (S-5)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MlaConfig:
-    """One MLA attention layer on one rank, its cache, and the largest step it will see.
+    """One MLA attention layer on one rank, its cache format, and the sizes of its largest step.
 
     Parameters
     ----------
     num_heads : int
         H, query heads on this rank; 1 to 128.
     softmax_scale : float
-        Multiplies the logits; finite and > 0. The model's value, ``(N + P) ** -0.5`` times the
-        squared mscale of its yarn. ``(R + P) ** -0.5`` of 256 latents or more is a mistake, of
-        which a :class:`SoftmaxScaleWarning` tells (S-5).
+        Factor of the logits; finite and > 0. Use the model's value, ``(N + P) ** -0.5`` times the
+        squared mscale of its yarn. The value ``(R + P) ** -0.5`` with R of 256 or more is almost
+        always a mistake and causes a :class:`SoftmaxScaleWarning` (S-5).
     block_size : int
-        Tokens per cache block; 1 to 32768, and of "fp8_block_group" multiples of 4.
+        Keys per cache block, 1 to 32768; a multiple of 4 for "fp8_block_group".
     max_rows, max_query_tokens, max_model_len : int
-        Largest B of any step, 1 to 32766; largest T of any step, 1 to 2^23; and the longest
-        ``seq_len`` in tokens, 1 to 2^30. :mod:`~paged_mla_optimized.config.limits` says why.
+        The largest B of any step, 1 to 32766; the largest T of any step, 1 to 2^23; and the longest
+        ``seq_len`` in tokens, 1 to 2^30. :mod:`~paged_mla_optimized.config.limits` gives reasons.
     kv_lora_rank : int
         R, a power of two in 16..512.
     qk_rope_head_dim : int
         P, a power of two in 16..64.
     dtype : torch.dtype
-        Of queries, latents and outputs: bfloat16, float16 or float32.
+        The dtype of queries, latents and outputs: bfloat16, float16 or float32.
     cache_format : str or None
-        One of FP8 (S-11), or the plain one of `dtype`, "bf16", "fp16" or "fp32", for which
-        ``None`` stands: the config then has its name.
+        An FP8 format (S-11), or the plain format of `dtype`: "bf16", "fp16" or "fp32". ``None``
+        selects the plain format; the attribute then has its name.
     products : str
-        Of queries and FP8 latents, weights and FP8 latents: "exact", of 16 bits, or "fast", which
-        lets kernels round queries and weights to FP8. Not all kernels do.
+        How kernels multiply queries and softmax weights with FP8 latents. "exact" uses 16-bit
+        products. "fast" allows kernels to round queries and weights to FP8; only some kernels do.
     mask : str
         One of "causal", "non_causal", "tree:qlen", "tree:full", "tree:packed" (S-4, S-14).
     max_draft_tokens : int
-        Longest ``query_len`` of a tree row, 1 to 1024; 0 unless `mask` is a tree.
+        The longest ``query_len`` of a tree row, 1 to 1024; 0 unless `mask` is a tree.
     rope : Rope or None
-        When set, ``q_pe`` and ``k_pe`` arrive unrotated and are rotated in the kernels (S-12). Its
+        When set, ``q_pe`` and ``k_pe`` are passed unrotated and the kernels rotate them (S-12). Its
         parameters have the ranges of :func:`~paged_mla_shared.rope.legal_rope`.
     batch_invariant : bool
-        Work is cut by each row's own lengths, so that its bits do not depend on the rows beside
-        it (S-20). Costs balance between long and short rows.
+        Whether the work is split by each row's own lengths alone, so that the bits of a row do not
+        depend on the other rows of its step (S-20). Long and short rows are then balanced less.
     lse_base : str
-        "e" as everywhere in the rules (S-7), or "2" for engines that merge in base 2.
+        The base of ``lse``: "e", as in all rules (S-7), or "2" for engines that merge in base 2.
     reserved_slot : int or None
-        A slot that ``append`` skips like a negative one, >= 0: SGLang keeps slot 0 for padding.
+        A slot >= 0 that ``append`` skips like a negative slot: SGLang reserves slot 0 for padding.
     table_multiple : int
-        0: block tables are given to ``plan``. Else ``plan`` builds them from a
-        :class:`~paged_mla_optimized.tensors.step.RequestMap`, as wide as the longest row needs,
-        rounded up to a multiple of this many entries, at most 2^20.
+        With 0, the caller passes block tables to ``plan``. Otherwise ``plan`` builds them from a
+        :class:`~paged_mla_optimized.tensors.step.RequestMap`, as wide as a row of
+        ``max_model_len`` tokens needs, rounded up to a multiple of this many entries; at most 2^20.
     table_fill : int
-        Stands in the entries of a built table past a row's last block; an int32.
+        The int32 value of the entries of a built table after a row's last block.
 
     Raises
     ------
     InvalidArgument
-        A value no implementation could accept.
+        A value is outside its legal range.
     Unsupported
-        Head sizes, dtypes or cache formats these kernels do not know.
+        The kernels do not support the head sizes or the dtype.
     """
 
     num_heads: int
@@ -128,7 +129,7 @@ class MlaConfig:
     kv_lora_rank: int = 512
     qk_rope_head_dim: int = 64
     dtype: torch.dtype = torch.bfloat16
-    cache_format: str = field(default=None)  # type: ignore[assignment] # a name once it is made
+    cache_format: str = field(default=None)  # type: ignore[assignment] # a str after __post_init__
     products: str = "exact"
     mask: str = "causal"
     max_draft_tokens: int = 0
@@ -175,33 +176,33 @@ class MlaConfig:
         tensor_parallel_size: int = 1,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Return the attention of a model, of whose config the transformers library makes one.
+        """Return the attention of a model from its config in the transformers library.
 
-        Heads, widths, ``softmax_scale`` and ``rope`` are the model's, in the way of
-        :func:`~paged_mla_optimized.config.huggingface.attention_of`. Queries and keys are then
-        given as projections leave them, since the kernels rotate them; where the model rotates them
-        itself, take ``dataclasses.replace(config, rope=None)``. Everything else is changed in the
-        same way.
+        Heads, widths, ``softmax_scale`` and ``rope`` are the model's, as
+        :func:`~paged_mla_optimized.config.huggingface.attention_of` finds them. Since ``rope`` is
+        set, pass queries and keys unrotated: the kernels rotate them. If the model rotates them
+        itself, use ``dataclasses.replace(config, rope=None)``. Change any other field in the same
+        way.
 
         Parameters
         ----------
         config : PretrainedConfig, or dict
-            A model's, as releases 4 or 5 of transformers make it, or ``config.json``, loaded.
+            The config of a model from transformers 4 or 5, or its ``config.json`` as a dict.
         block_size, max_rows, max_query_tokens : int
             As for the class.
         max_model_len : int or None
-            ``None`` takes the model's ``max_position_embeddings``.
+            ``None`` uses the model's ``max_position_embeddings``.
         tensor_parallel_size : int
-            Ranks that the model's heads are divided over, a divisor of their number.
+            The number of ranks that share the model's heads; a divisor of the number of heads.
         dtype : torch.dtype or None
-            ``None`` takes the model's, and bfloat16 if its config names none.
+            ``None`` uses the dtype of the model's config, or bfloat16 if the config has none.
 
         Raises
         ------
         InvalidArgument
-            A field of `config` is missing or wrong, or a capacity is.
+            A field of `config` is missing or wrong, or a size is outside its legal range.
         Unsupported
-            Another attention than MLA, or a rotation or head sizes that these kernels do not know.
+            The attention is not dense MLA, or the kernels do not support its rope or head sizes.
         """
         found = attention_of(config)
         ranks = integer("tensor_parallel_size", tensor_parallel_size)
@@ -209,12 +210,12 @@ class MlaConfig:
             allowed = f"a divisor of num_attention_heads = {found.dims.num_heads}"
             raise InvalidArgument("tensor_parallel_size", ranks, allowed)
         if dtype is None and found.dtype not in TORCH_DTYPES:
-            allowed = f"{', '.join(TORCH_DTYPES)}; or another that dtype= says"
+            allowed = f"{', '.join(TORCH_DTYPES)}; or pass dtype="
             raise InvalidArgument("config.dtype", found.dtype, allowed)
         if max_model_len is None:
             max_model_len, name = found.max_position_embeddings, "config.max_position_embeddings"
             if max_model_len is None:
-                allowed = "an integer, or max_model_len= in its place"
+                allowed = "an integer; or pass max_model_len="
                 raise InvalidArgument(name, None, allowed)
             check_between(1, MAX_MODEL_LEN, **{name: max_model_len})
         return cls(
@@ -232,37 +233,37 @@ class MlaConfig:
 
     @property
     def stored(self) -> CacheFormat:
-        """What a cached token is."""
+        """The format of a cached token."""
         return FORMATS[self.cache_format]
 
     @property
     def is_fp8(self) -> bool:
-        """True when latents are cached as e4m3 and scales."""
+        """True if latents are cached as e4m3 codes with scales."""
         return self.stored.ckv_dtype == "float8_e4m3"
 
     @property
     def scales(self) -> str:
-        """Where the scales of the cache lie: "inline", or a word of ``ScaleTensor``."""
+        """Where the cache stores its scales: "inline", or a word of ``ScaleTensor``."""
         return "inline" if self.stored.inline_scales else str(self.stored.scale_tensor)
 
     @property
     def is_tree(self) -> bool:
-        """True when the batch brings a mask."""
+        """True if each step has a mask tensor for its draft trees."""
         return self.mask not in {Mask.CAUSAL, Mask.NON_CAUSAL}
 
     @property
     def lse_unit(self) -> float:
-        """What a natural lse is multiplied by."""
+        """The factor that converts a natural lse to the config's base."""
         return 1 / math.log(2) if self.lse_base == "2" else 1.0
 
     @property
     def tree_words(self) -> int:
-        """32-bit words of one packed line of the draft tree, 0 without one."""
+        """32-bit words of one packed row of the draft tree; 0 without a tree."""
         return -(-self.max_draft_tokens // 32)
 
     @property
     def table_width(self) -> int:
-        """Entries of a row of the tables that ``plan`` builds; 0 if it builds none."""
+        """Entries of a row of the tables that ``plan`` builds; 0 if ``plan`` builds none."""
         if self.table_multiple == 0:
             return 0
         blocks = -(-self.max_model_len // self.block_size)
@@ -270,7 +271,7 @@ class MlaConfig:
 
     @property
     def rope_pairing(self) -> str:
-        """What the kernels rotate: "none", "interleaved" or "neox"."""
+        """How the kernels pair elements to rotate them: "none", "interleaved" or "neox"."""
         return "none" if self.rope is None else str(self.rope.pairing)
 
     @property
@@ -281,10 +282,12 @@ class MlaConfig:
     def _check_mask(self) -> None:
         check_word("mask", self.mask, MASKS)
         if self.is_tree and not 1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
-            allowed = f"1 to {MAX_DRAFT_TOKENS} with a tree"
+            allowed = f"1 to {MAX_DRAFT_TOKENS} with a tree mask"
             raise InvalidArgument("max_draft_tokens", self.max_draft_tokens, allowed)
         if not self.is_tree and self.max_draft_tokens != 0:
-            raise InvalidArgument("max_draft_tokens", self.max_draft_tokens, "0 without a tree")
+            raise InvalidArgument(
+                "max_draft_tokens", self.max_draft_tokens, "0 without a tree mask"
+            )
 
     def _check_dims(self) -> None:
         if self.qk_rope_head_dim < 1 or self.qk_rope_head_dim % 2:
@@ -295,11 +298,15 @@ class MlaConfig:
         for name, largest in limits:
             value = getattr(self, name)
             if value & (value - 1) or not 16 <= value <= largest:
-                raise Unsupported(f"{name} {value}: powers of two from 16 to {largest}")
+                raise Unsupported(
+                    f"{name}={value} is not supported; use a power of two from 16 to {largest}"
+                )
 
     def _check_format(self) -> None:
         if not isinstance(self.dtype, torch.dtype) or self.dtype not in DTYPE_NAMES:
-            raise Unsupported(f"dtype {self.dtype!r}: {', '.join(map(str, DTYPE_NAMES))}")
+            raise Unsupported(
+                f"dtype={self.dtype!r} is not supported; use {', '.join(map(str, DTYPE_NAMES))}"
+            )
         plain = PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[self.dtype]]
         given: Any = self.cache_format
         if given is None:
@@ -310,19 +317,19 @@ class MlaConfig:
             allowed = f"a multiple of {multiple} in {self.cache_format}"
             raise InvalidArgument("block_size", self.block_size, allowed)
         if not self.is_fp8 and self.cache_format != plain:
-            allowed = f"{plain} or None, which stands for it, with {self.dtype}"
+            allowed = f"{plain}, or None for the same format, with {self.dtype}"
             raise InvalidArgument("cache_format", self.cache_format, allowed)
 
     def _warn_of_scale(self) -> None:
-        """Tell of a scale that belongs to the width of a cached token, not to that of a head."""
+        """Warn if the scale is that of the width of a cached token, not that of a head."""
         width = self.kv_lora_rank + self.qk_rope_head_dim
         is_suspect = math.isclose(self.softmax_scale, width**-0.5, rel_tol=1e-6)
         if self.kv_lora_rank >= _LEAST_RANK_TO_WARN and is_suspect:
             given = f"softmax_scale {self.softmax_scale:.6g} is (kv_lora_rank + qk_rope_head_dim)"
             warnings.warn(
-                f"{given} ** -0.5 = {width} ** -0.5. A model's scale is that of its heads before "
-                "absorption, (qk_nope_head_dim + qk_rope_head_dim) ** -0.5 (192 ** -0.5 in "
-                "DeepSeek-V3) times the squared mscale of its yarn: MlaConfig.from_hf has it",
+                f"{given} ** -0.5 = {width} ** -0.5. Use the scale of the model's heads before "
+                "absorption: (qk_nope_head_dim + qk_rope_head_dim) ** -0.5 (192 ** -0.5 in "
+                "DeepSeek-V3), times the squared mscale of its yarn. MlaConfig.from_hf computes it",
                 SoftmaxScaleWarning,
-                stacklevel=4,  # whoever makes the config
+                stacklevel=4,  # the caller of MlaConfig
             )

@@ -1,4 +1,4 @@
-"""How a cached token lies in memory: what the kernels of all operations read of a format."""
+"""The memory layout of a cached token, which the kernels of all operations read."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The rows and scales of a config's cache.
+    """The sizes of one cached token and of its scales.
 
     Parameters
     ----------
     ckv_words, k_pe_words : int
-        Words of 16 bits of a row: of its latent, and of its rotated key. The scales of a row whose
-        format has some lie between the two.
+        Words of 16 bits of a cached token: of its latent, and of its rotated key. In formats with
+        inline scales, the scales are stored between the two.
     row_bytes : int
-        Bytes of a row.
+        Bytes of a cached token, with its inline scales.
     scale_groups : int
-        Groups of latent columns with scales of their own, >= 1; more than one where scales lie in
-        the row.
+        Groups of latent columns that have separate scales, >= 1. Only formats with inline scales
+        have more than one.
     scale_bytes : int
-        Bytes of scales that a key tile has beside each row, 0 or 4.
+        Bytes of the scale that a key tile loads for each key from a separate tensor: 0 or 4.
     """
 
     ckv_words: int

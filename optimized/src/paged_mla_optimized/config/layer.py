@@ -1,4 +1,4 @@
-"""What a layer between its projections is made for."""
+"""The configuration of a :class:`~paged_mla_optimized.api.layer.MlaLayer`."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ _WORKSPACE_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """The layers of one model on one rank, their caches, and the largest step they will see.
+    """The layers of one model on one rank, their caches, and the sizes of their largest step.
 
     Parameters
     ----------
     attention : MlaConfig
         Heads, cache and capacities, as for :class:`~paged_mla_optimized.api.paged_mla.PagedMla`.
-        Rows of a mask other than "causal" are all absorbed.
+        With a mask other than "causal" all rows are absorbed.
     qk_nope_head_dim, v_head_dim : int
-        N and V, as :class:`~paged_mla_optimized.api.prefill.PrefillConfig` allows them.
+        N and V, in the ranges of :class:`~paged_mla_optimized.config.prefill.PrefillConfig`.
     workspace_tokens : int or None
-        Keys that are materialized at a time, ``max_query_tokens`` to 2^30. ``None`` takes as many
-        as 1 GiB holds, if that is more: 65536 of 32 of DeepSeek-V3's heads; but no more than
-        ``max_rows`` rows of ``max_model_len`` have. Of a mask other than "causal" none are.
+        Largest number of keys that are materialized at once, ``max_query_tokens`` to 2^30.
+        ``None`` uses the number whose keys and values fit in 1 GiB (65536 for 32 of DeepSeek-V3's
+        heads), at most ``max_rows * max_model_len`` and at least ``max_query_tokens``. With a mask
+        other than "causal" no keys are materialized.
 
     Raises
     ------
     InvalidArgument
-        A value no implementation could accept.
+        A value is outside its legal range.
     Unsupported
-        Head sizes that these kernels do not know; or ``batch_invariant``, since the bits of
-        products with weights depend on how many tokens they are made for.
+        The kernels do not support the head sizes; or ``batch_invariant`` is set, which layers do
+        not support: the bits of matrix products with weights depend on the number of tokens.
     """
 
     attention: MlaConfig
@@ -47,7 +48,7 @@ class LayerConfig:
     v_head_dim: int = 128
     workspace_tokens: int | None = None
     prefill: PrefillConfig = field(init=False, repr=False)
-    """What materialized rows are attended to with."""
+    """The configuration of the attention of materialized rows."""
 
     def __post_init__(self) -> None:
         attention = self.attention
@@ -57,7 +58,8 @@ class LayerConfig:
             take_integers(self, "workspace_tokens")
         if attention.batch_invariant:
             raise Unsupported(
-                "batch_invariant: the bits of products with weights depend on the batch"
+                "batch_invariant=True is not supported by layers: the bits of products with "
+                "weights depend on the batch"
             )
         prefill = PrefillConfig(
             num_heads=attention.num_heads,
@@ -87,10 +89,10 @@ class LayerConfig:
         tensor_parallel_size: int = 1,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Return the layers of a model, of whose config the transformers library makes one.
+        """Return the layers of a model from its config in the transformers library.
 
-        Parameters and errors are those of :meth:`MlaConfig.from_hf`; ``replace(layer,
-        attention=replace(layer.attention, ...))`` changes what it does not take.
+        Parameters and errors are those of :meth:`MlaConfig.from_hf`. To change other fields of the
+        attention, use ``replace(layer, attention=replace(layer.attention, ...))``.
         """
         attention = MlaConfig.from_hf(
             config,
@@ -110,12 +112,12 @@ class LayerConfig:
 
     @property
     def projected(self) -> int:
-        """Elements of a token's keys and values, all heads."""
+        """Elements of the keys without position and of the values of one token, for all heads."""
         return self.attention.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
 
     @property
     def room(self) -> int:
-        """Keys that are materialized at a time."""
+        """Largest number of keys that are materialized at once; 0 if no row is materialized."""
         if self.attention.mask != "causal":
             return 0
         if self.workspace_tokens is not None:

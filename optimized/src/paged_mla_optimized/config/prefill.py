@@ -1,4 +1,4 @@
-"""What prefill in materialized heads needs to know of a layer and of its largest step."""
+"""The configuration of a :class:`~paged_mla_optimized.api.prefill.Prefill`."""
 
 from __future__ import annotations
 
@@ -22,37 +22,39 @@ _SMALLEST_DIM, _LARGEST_DIM = 16, 256
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillConfig:
-    """One layer's heads on one rank, and the largest step they will see.
+    """One layer's heads on one rank, and the sizes of its largest step.
 
     Parameters
     ----------
     num_heads : int
         H, heads on this rank; 1 to 128.
     softmax_scale : float
-        Multiplies the logits; finite and > 0. The model's value (S-5).
+        Factor of the logits; finite and > 0. Use the model's value (S-5).
     max_rows, max_tokens : int
-        Largest B of any step, 1 to 32766, and largest T, 1 to 2^23
-        (:mod:`~paged_mla_optimized.config.limits`). Keys have no limit.
+        The largest B of any step, 1 to 32766, and the largest T, 1 to 2^23
+        (:mod:`~paged_mla_optimized.config.limits`). The number of keys has no limit.
     qk_nope_head_dim : int
         16 to 256: a power of two, or the sum of two powers of two, each at least 16.
     qk_rope_head_dim, v_head_dim : int
         Powers of two in 16..64 and 16..256.
     dtype : torch.dtype
-        Of queries, keys, values and outputs: bfloat16, float16 or float32.
+        The dtype of queries, keys, values and outputs: bfloat16, float16 or float32.
     causal : bool
-        Query i of a row sees keys up to ``i + key_len - query_len`` (S-4), else all of the row.
+        Whether query i of a row sees only the keys up to ``i + key_len - query_len`` (S-4). Without
+        it, each query sees all keys of its row.
     writes_empty : bool
-        Rows without keys, and padded tokens, are answered with (0, -inf) (S-6). Else they are left
-        as they are and cost nothing, which is what chunks of context want that are merged. A row
-        whose keys go past the tensors of keys is answered with (0, -inf) either way: the plan does
-        not see these tensors. One whose keys go past 2^30 counts as a row without keys.
+        Whether the output of rows without keys, and of padded tokens, is written as (0, -inf)
+        (S-6). Without it, these outputs stay unchanged and cost no time, as merges of context
+        chunks require. The output of a row whose keys go past the key tensors is always (0, -inf),
+        because the plan does not read the key tensors. A row whose keys go past 2^30 counts as a
+        row without keys.
 
     Raises
     ------
     InvalidArgument
-        A value no implementation could accept.
+        A value is outside its legal range.
     Unsupported
-        Head sizes or dtypes these kernels do not know.
+        The kernels do not support the head sizes or the dtype.
     """
 
     num_heads: int
@@ -79,22 +81,26 @@ class PrefillConfig:
         if self.qk_rope_head_dim < 1 or self.qk_rope_head_dim % 2:
             raise InvalidArgument("qk_rope_head_dim", self.qk_rope_head_dim, "even and > 0")
         if not isinstance(self.dtype, torch.dtype) or self.dtype not in DTYPE_NAMES:
-            raise Unsupported(f"dtype {self.dtype!r}: {', '.join(map(str, DTYPE_NAMES))}")
+            raise Unsupported(
+                f"dtype={self.dtype!r} is not supported; use {', '.join(map(str, DTYPE_NAMES))}"
+            )
         for name, largest in (("qk_rope_head_dim", 64), ("v_head_dim", _LARGEST_DIM)):
             value = getattr(self, name)
             if not _is_dim(value, largest):
-                raise Unsupported(f"{name} {value}: powers of two from 16 to {largest}")
+                raise Unsupported(
+                    f"{name}={value} is not supported; use a power of two from 16 to {largest}"
+                )
         nope = self.qk_nope_head_dim
         rest = nope - largest_power_of_two(nope)
         if nope > _LARGEST_DIM or nope < _SMALLEST_DIM or (rest and not _is_dim(rest, nope)):
             raise Unsupported(
-                f"qk_nope_head_dim {nope}: {_SMALLEST_DIM} to {_LARGEST_DIM}, a power of two or "
-                f"the sum of two powers of two, each at least {_SMALLEST_DIM}"
+                f"qk_nope_head_dim={nope} is not supported; use {_SMALLEST_DIM} to {_LARGEST_DIM}, "
+                f"a power of two or the sum of two powers of two, each at least {_SMALLEST_DIM}"
             )
 
     @property
     def head_dims(self) -> tuple[int, int, int]:
-        """Sizes of a key without and with position, and of a value."""
+        """Sizes of a key without and with position, and of a value: (N, P, V)."""
         return self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
 
 

@@ -1,6 +1,6 @@
 """Modules with the names, the signatures and the conventions of other libraries.
 
-Code that was written for such a library runs on this package's kernels once it imports the module
-here instead. Each module says which release its signatures are of, and refuses what no kernel
-serves.
+Code for such a library runs on this package's kernels after it imports the module of this package
+instead. Each module names the release whose signatures it has, and raises ``Unsupported`` for
+options that no kernel supports.
 """

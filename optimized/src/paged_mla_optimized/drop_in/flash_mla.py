@@ -1,11 +1,11 @@
 """Dense decode with the names of FlashMLA (https://github.com/deepseek-ai/FlashMLA, 9241ae3).
 
-``from paged_mla_optimized.drop_in.flash_mla import get_mla_metadata, flash_mla_with_kvcache`` takes
-the place of ``from flash_mla import ...``. Signatures, shapes and conventions are those of
-``flash_mla/flash_mla_interface.py`` at commit 9241ae3. It serves 16-bit caches, and on every
-architecture that :class:`~paged_mla_optimized.api.paged_mla.PagedMla` serves, pages of any size and
-rows of any ``seq_len_q``. Sparse attention, sinks, extra caches and FP8 caches raise
-``Unsupported``.
+``from paged_mla_optimized.drop_in.flash_mla import get_mla_metadata, flash_mla_with_kvcache``
+replaces ``from flash_mla import ...``. Signatures, shapes and conventions are those of
+``flash_mla/flash_mla_interface.py`` at commit 9241ae3. The module supports 16-bit caches with pages
+of any size and rows of any ``seq_len_q``, on every architecture that
+:class:`~paged_mla_optimized.api.paged_mla.PagedMla` supports. Sparse attention, sinks, extra caches
+and FP8 caches raise ``Unsupported``.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ __all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
 _VALUE_WIDTHS = (16, 32, 64, 128, 256, 512)
 _ROTATED_WIDTHS = (16, 32, 64)
 _LEAST = 512
-"""Least capacity for rows and for tokens: most steps share kernels that are compiled for them."""
+"""Smallest capacities for rows and tokens, so that most steps share compiled kernels."""
 _LOCK = threading.Lock()  # threads that use one stream share buffers
 _CORES: dict[tuple[MlaConfig, torch.device, int], Core] = {}
-"""Buffers and kernels by config, device and stream. They stay, since a CUDA graph may hold their
-addresses, and they are few, since capacities are rounded up to powers of two."""
+"""Buffers and kernels by config, device and stream. They are never freed, since a CUDA graph may
+contain their addresses. They are few, since capacities are rounded up to powers of two."""
 
 
 class _Config(MlaConfig):
-    """A config without a warning of its scale, since FlashMLA's default is ``D ** -0.5``."""
+    """A config without the warning about its scale, since FlashMLA's default is ``D ** -0.5``."""
 
     def _warn_of_scale(self) -> None:
-        """Tell of nothing."""
+        """Do nothing."""
 
 
 class FlashMLASchedMeta(Uncopied):
-    """How a step is divided over the device: empty until the step's first call, then reused.
+    """How a step is divided over the device; it is empty until the step's first call.
 
-    :func:`get_mla_metadata` makes one for each step. The first :func:`flash_mla_with_kvcache` that
-    is given it plans the step, and the calls of the other layers use that plan.
+    :func:`get_mla_metadata` returns one for each step. The first :func:`flash_mla_with_kvcache`
+    with it plans the step, and the calls of the other layers use the same plan.
     """
 
     def __init__(self) -> None:
@@ -76,12 +76,12 @@ class FlashMLASchedMeta(Uncopied):
         cache_seqlens: torch.Tensor,
         block_table: torch.Tensor,
     ) -> Plan:
-        """Return the plan of the step, made if this is the step's first call."""
-        # A plan does not depend on the scale.
+        """Return the plan of the step; the first call of the step creates it."""
+        # A plan does not depend on the softmax scale.
         config = replace(core.config, softmax_scale=1.0)
         step = (config, q.shape, k_cache.shape[2], block_table.shape, q.device)
         if self._step not in {None, step}:
-            given = "that of calls with other shapes, another dtype, device or mask"
+            given = "the metadata of calls with other shapes, another dtype, device or mask"
             allowed = "the result of a new get_mla_metadata() for each kind of step"
             raise InvalidArgument("tile_scheduler_metadata", given, allowed)
         rows, query_len = q.shape[:2]
@@ -90,7 +90,7 @@ class FlashMLASchedMeta(Uncopied):
                 _check_planned(self._plan, cache_seqlens)
             _check_values(core.config, query_len, len(k_cache), cache_seqlens, block_table)
         is_causal = core.config.mask == "causal"
-        if is_causal:  # two planned rows have one line of the table
+        if is_causal:  # each row of the table belongs to two planned rows
             block_table = block_table.repeat_interleave(2, 0)
         if self._plan is None:
             plan = core.new_plan()
@@ -140,11 +140,11 @@ def flash_mla_with_kvcache(
     """Attend every query of a step to its row's cached tokens.
 
     The call launches kernels on the current stream of `q`'s device and never waits for them. It
-    compiles a kernel at its first launch, so the same calls run once before a CUDA graph captures
-    them. A graph whose lengths change between replays captures calls with new metadata, and so the
-    plan of the step. Steps of one stream share scratch memory: two graphs that were captured on
-    one stream must not replay at the same time. A function that
-    ``torch.compile`` compiles has a graph break here, as it has at FlashMLA's own function.
+    compiles a kernel at its first launch, so run the same calls once before a CUDA graph captures
+    them. If lengths change between replays of a graph, capture calls with new metadata, so that the
+    graph contains the planning. Steps of one stream share scratch memory: two graphs that were
+    captured on one stream must not replay at the same time. A function under ``torch.compile`` has
+    a graph break here, as with FlashMLA's own function.
 
     Parameters
     ----------
@@ -152,45 +152,45 @@ def flash_mla_with_kvcache(
         Absorbed queries, rotated part last. The dtype is bfloat16, float16 or float32. The last
         stride is 1.
     k_cache : dtype [num_blocks, page_block_size, H_kv, D]
-        The cached tokens, for each of H_kv key heads; H is a multiple of H_kv, at most 128 times.
+        The cached tokens of each of H_kv key heads; H is a multiple of H_kv, at most 128 times.
         Pages have 1 to 32768 tokens. The last stride is 1.
     block_table : int32 [B, M]
-        The pages of each row in order. Entries past a row's last page may hold anything.
+        The pages of each row in order. Entries after a row's last page may have any value.
     cache_seqlens : int32 [B]
-        Tokens of each row, those of this step included. A length below 0, or one that M pages do
-        not hold, counts as 0.
+        Tokens of each row, including those of this step. A length below 0, or a length that
+        exceeds M pages, counts as 0.
     head_dim_v : int
-        R, a power of two from 16 to 512: the first R numbers of a cached token are its value. The
-        other D - R are a power of two from 16 to 64. DeepSeek's D is 576 and R is 512.
+        R, a power of two from 16 to 512: the first R elements of a cached token are its value. The
+        other D - R elements are a power of two from 16 to 64. DeepSeek's D is 576 and R is 512.
     tile_scheduler_metadata : FlashMLASchedMeta
-        Of :func:`get_mla_metadata`. Calls with one object have the same shapes (B, S, H, D, H_kv,
-        M, page_block_size and head_dim_v), dtype, device and `causal`, and `cache_seqlens` has the
-        same values, as FlashMLA demands. Values are compared where ``PAGED_MLA_CHECK=1`` is set;
-        otherwise the lengths of the first call count.
+        The result of :func:`get_mla_metadata`. All calls with one object must have the same shapes
+        (B, S, H, D, H_kv, M, page_block_size and head_dim_v), dtype, device and `causal`, and the
+        same values of `cache_seqlens`, as FlashMLA requires. With ``PAGED_MLA_CHECK=1`` the values
+        are compared; otherwise the lengths of the first call are used.
     num_splits : None
     softmax_scale : float or None
-        Multiplies the scores; finite and > 0. ``None`` takes ``D ** -0.5``.
+        Factor of the scores; finite and > 0. ``None`` uses ``D ** -0.5``.
     causal : bool
-        Whether query s of a row sees its first ``cache_seqlens - S + s + 1`` tokens alone.
+        Whether query s of a row sees only its first ``cache_seqlens - S + s + 1`` tokens.
     is_fp8_kvcache : bool
-        ``False``; the rest is served by no kernel.
+        Must be ``False``; no kernel supports FP8 caches here.
     indices, attn_sink, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length
-        ``None``, likewise.
+        Must be ``None``; no kernel supports them.
 
     Returns
     -------
     out : dtype [B, S, H, R]
-        Zeros for queries that see no token. It has no gradient.
+        The output; zeros for queries that see no token. It has no gradient.
     softmax_lse : float32 [B, H, S]
         Natural log-sum-exp of the scaled scores; +inf for queries that see no token.
 
     Raises
     ------
     InvalidArgument
-        A tensor's shape, dtype, device or last stride is wrong, or a number or a flag; or the
-        metadata is of a step of other shapes.
+        A tensor's shape, dtype, device or last stride is wrong, a number or a flag is wrong, or
+        the metadata is that of a step with other shapes.
     Unsupported
-        An option, a dtype, a size or a device that no kernel serves.
+        No kernel supports an option, a dtype, a size or the device.
     """
     _refuse_options(
         is_fp8_kvcache=is_fp8_kvcache,
@@ -218,7 +218,7 @@ def flash_mla_with_kvcache(
 
 
 @torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator] # torch's has no types
-    reason="the metadata of a step is no tensor, so no op can take it"
+    reason="the metadata of a step is not a tensor, so no op can take it"
 )
 def _attend(
     metadata: FlashMLASchedMeta,
@@ -230,7 +230,7 @@ def _attend(
     softmax_scale: float | None,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Check sizes, plan the step unless its metadata has a plan, and attend with each key head."""
+    """Check sizes, plan the step unless its metadata has a plan, and attend for each key head."""
     config = _config(q, k_cache, head_dim_v, softmax_scale, causal)
     rows, query_len, heads, _ = q.shape
     block_table = _int32("block_table", block_table, (rows, None), q.device)
@@ -252,7 +252,7 @@ def _attend(
 
 
 def _check_planned(plan: Plan, cache_seqlens: torch.Tensor) -> None:
-    """Check that the lengths of a call are those of the step's first call; synchronises."""
+    """Check that the lengths of a call are those of the step's first call; synchronizes."""
     planned = plan.row_lens[: plan.num_rows].view(len(cache_seqlens), -1)[:, -1]
     if not torch.equal(planned, cache_seqlens):
         given = f"{cache_seqlens.tolist()}, and {planned.tolist()} in the first call"
@@ -267,9 +267,9 @@ def _check_values(
     cache_seqlens: torch.Tensor,
     block_table: torch.Tensor,
 ) -> None:
-    """Check lengths and pages of the caller's rows, which are not the planned ones; synchronises.
+    """Check lengths and pages of the caller's rows, which differ from the planned; synchronizes.
 
-    A causal row with fewer tokens than queries is legal here, as a row of another mask is (S-2).
+    A causal row with fewer tokens than queries is legal here, like a row of another mask (S-2).
     """
     rows = len(cache_seqlens)
     try:
@@ -286,26 +286,26 @@ def _check_values(
 
 
 def _flag(name: str, value: object) -> bool:
-    """Return an argument that is True or False, as Python's."""
+    """Return an argument as a Python bool, after a check that it is a bool."""
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidArgument(name, repr(value), "True or False")
     return bool(value)
 
 
 def _refuse_options(*, is_fp8_kvcache: bool, **options: object) -> None:
-    """Raise ``Unsupported`` for whatever asks for sparse attention or FP8 caches."""
+    """Raise ``Unsupported`` for options of sparse attention or FP8 caches."""
     is_fp8 = _flag("is_fp8_kvcache", is_fp8_kvcache) or None
     for name, value in {"is_fp8_kvcache": is_fp8, **options}.items():
         if value is not None:
-            raise Unsupported(f"{name}: dense attention over 16-bit caches alone is served")
+            raise Unsupported(f"{name} is not supported; use dense attention and a 16-bit cache")
 
 
 def _int32(
     name: str, tensor: torch.Tensor | None, shape: tuple[int | None, ...], device: torch.device
 ) -> torch.Tensor:
-    """Return a tensor that dense attention reads, once it is right."""
+    """Return a tensor that dense attention requires, after a check of its shape and dtype."""
     if tensor is None:
-        raise InvalidArgument(name, None, "an int32 tensor, which dense attention needs")
+        raise InvalidArgument(name, None, "an int32 tensor, since attention is dense")
     check_tensor(name, tensor, shape, torch.int32, device)
     return tensor
 
@@ -317,10 +317,12 @@ def _config(
     softmax_scale: float | None,
     causal: bool,
 ) -> MlaConfig:
-    """Return what serves a call, once its sizes are right: one key head, capacities of its size."""
+    """Check the sizes of a call; return a config with one key head and capacities of its size."""
     check_tensor("q", q, (None,) * 4, None, None, unit_stride=True)
     if q.dtype not in DTYPE_NAMES:
-        raise Unsupported(f"q of {q.dtype}: served are {', '.join(map(str, DTYPE_NAMES))}")
+        raise Unsupported(
+            f"q of {q.dtype} is not supported; use {', '.join(map(str, DTYPE_NAMES))}"
+        )
     rows, query_len, heads, width = q.shape
     cached = (None, None, None, width)
     check_tensor("k_cache", k_cache, cached, q.dtype, q.device, unit_stride=True)
@@ -331,15 +333,17 @@ def _config(
         raise InvalidArgument("q", f"{heads} heads", f"a multiple of the k_cache's {kv_heads}")
     if heads // kv_heads > MAX_HEADS:
         allowed = f"at most {MAX_HEADS} for each"
-        raise Unsupported(f"q of {heads} heads over {kv_heads} of k_cache: served are {allowed}")
+        raise Unsupported(
+            f"q of {heads} heads over {kv_heads} of k_cache is not supported; use {allowed}"
+        )
     rank = integer("head_dim_v", head_dim_v)
     rotated = width - rank
     if rank not in _VALUE_WIDTHS or rotated not in _ROTATED_WIDTHS:
         served = f"head_dim_v in {_VALUE_WIDTHS}, and {_ROTATED_WIDTHS} more in head_dim"
-        raise Unsupported(f"head_dim_v {rank} with head_dim {width}: served are {served}")
+        raise Unsupported(f"head_dim_v {rank} with head_dim {width} is not supported; use {served}")
     scale = width**-0.5 if softmax_scale is None else softmax_scale
     check_scale("softmax_scale", scale)
-    is_causal = _flag("causal", causal) and query_len > 1  # one query sees every token of its row
+    is_causal = _flag("causal", causal) and query_len > 1  # a single query sees all tokens anyway
     rows_of_each = 2 if is_causal else 1  # see _planned_rows
     check_between(0, MAX_ROWS // rows_of_each, batch_size=rows)
     check_between(0, MAX_TOKENS, **{"batch_size * seq_len_q": rows * query_len})
@@ -349,7 +353,7 @@ def _config(
         block_size=block_size,
         max_rows=max(next_power_of_2(rows * rows_of_each + 2), _LEAST) - 2,
         max_query_tokens=max(next_power_of_2(rows * query_len), _LEAST),
-        max_model_len=MAX_MODEL_LEN,  # no buffer depends on it
+        max_model_len=MAX_MODEL_LEN,  # no buffer depends on this size
         kv_lora_rank=rank,
         qk_rope_head_dim=rotated,
         dtype=q.dtype,
@@ -358,12 +362,12 @@ def _config(
 
 
 def _core(config: MlaConfig, device: torch.device) -> Core:
-    """Return the buffers and kernels of a config on the current stream."""
+    """Return the buffers and kernels of a config for the current stream."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     core = _CORES.get((config, device, stream))
     if core is None:
         core = _CORES[config, device, stream] = Core(config, device)
-        core.writes_planned_slots = False  # the caller has written the step's tokens
+        core.writes_planned_slots = False  # the caller has written the step's tokens already
     return core
 
 
@@ -372,9 +376,9 @@ def _planned_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``cu_seqlens_q`` and ``seq_lens`` of the planned rows, int32, without waiting.
 
-    With a causal mask the first queries of a row that has fewer tokens than queries see nothing.
-    Rule S-2 knows no such row, so each row is planned as two: the queries that see nothing, over no
-    tokens, and the others over the row's.
+    With a causal mask, if a row has fewer tokens than queries, its first queries see no token. Rule
+    S-2 has no such rows. Therefore each row is planned as two rows: the queries that see no token,
+    with no tokens, and the other queries with the row's tokens.
     """
     rows, device = len(cache_seqlens), cache_seqlens.device
     starts = torch.arange(rows + 1, dtype=torch.int32, device=device) * query_len

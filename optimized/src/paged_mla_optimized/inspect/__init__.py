@@ -1,1 +1,1 @@
-"""Looking at what happens: explanations, and checks of values."""
+"""Dumps of steps, and intermediate results of kernels."""

@@ -1,4 +1,4 @@
-"""Dumps of running steps, for ``paged-mla explain``."""
+"""Record dumps of running steps, for ``paged-mla explain``."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ def record(
     layers: Sequence[int] | None = None,
     most_bytes: int = 1 << 30,
 ) -> Iterator[Samples]:
-    """Write dumps of what an instance is given and answers, while open.
+    """Write dumps of an instance's inputs and outputs inside a with statement.
 
-    Layers are counted by their ``attend`` since the step's ``plan``. A sampled layer waits for the
-    device and copies every block that its rows use, before and after; others cost nothing. What is
-    captured in a graph, or compiled, is not seen. Recorders of one instance close in the order
-    against that in which they were opened.
+    Layers are counted by the calls of ``attend`` since the step's ``plan``. For a sampled layer,
+    the host waits for the device and copies every block of its rows, before and after; other layers
+    cost nothing. Calls in graph captures and in compiled functions are not recorded. Close the
+    recorders of one instance in the reverse order of their opening.
 
     Parameters
     ----------
     instance : PagedMla, MlaLayer or Prefill
     folder : Path or str
-        Made if it is not there. Files of the same names are overwritten: recorders that are open
-        beside each other need a folder each.
+        The folder, which is created if it does not exist. Files of the same names are overwritten,
+        so recorders that are open at the same time need separate folders.
     every : int
-        One step of so many is sampled, >= 1.
+        One of this many steps is sampled, >= 1.
     layers : sequence of int or None
-        Layers of a sampled step; ``None`` takes all.
+        Layers of a sampled step; ``None`` records all layers.
     most_bytes : int
-        All dumps together, roughly; what does not fit is counted in ``skipped``.
+        Approximate limit for all dumps together; dumps that do not fit are counted in ``skipped``.
 
     Yields
     ------
     Samples
-        Of files ``step-layer.safetensors``.
+        The written dumps, files ``step-layer.safetensors``.
 
     Raises
     ------
     InvalidArgument
-        `instance` is of another class; `every` is no integer or below 1, or `layers` or
-        `most_bytes` none or below 0.
+        `instance` has another class, `every` is not an integer or is below 1, or `layers` or
+        `most_bytes` is not valid.
     Unsupported
-        A :class:`Prefill` does not write answers of rows without keys.
+        A :class:`Prefill` does not write outputs of rows without keys.
     """
     check_kind("instance", instance, PagedMla, MlaLayer, Prefill)
     samples = Samples(folder, every, layers, most_bytes)

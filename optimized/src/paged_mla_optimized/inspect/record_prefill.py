@@ -1,4 +1,4 @@
-"""The recorder of prefills: attention over keys and values of every head becomes a dump."""
+"""Record prefills: attention over the keys and values of every head is written to dumps."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.problem import Problem
 
-_RANK = 512  # of latents, which a prefill does not see
+_RANK = 512  # rank of latents, which does not affect a prefill
 
 
 class PrefillRecorder:
-    """What a :class:`Prefill` is called with on its way to :class:`Samples`.
+    """Records the calls of a :class:`Prefill` in :class:`Samples`.
 
     Raises
     ------
     Unsupported
-        The instance leaves answers unwritten, which a dump cannot say.
+        The instance does not write all outputs, which dumps cannot represent.
     """
 
     def __init__(self, prefill: Prefill, samples: Samples) -> None:
         if not prefill.config.writes_empty:
-            raise Unsupported("writes_empty=False: what is not written would be called wrong")
+            raise Unsupported("writes_empty=False is not supported; dumps need all outputs written")
         self._prefill, self._samples = prefill, samples
         self._plan, self._attend = prefill.plan, prefill.attend
         self._step, self._layer = -1, 0
-        self._given: dict[str, torch.Tensor] = {}  # of the step, where it is sampled
+        self._given: dict[str, torch.Tensor] = {}  # lengths of the step, if it is sampled
 
     def plan(
         self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, *, num_tokens: int
     ) -> None:
-        """Plan, and remember the step."""
+        """Plan, and store the step's lengths."""
         self._plan(cu_seqlens_q, cu_seqlens_k, num_tokens=num_tokens)
         self._step, self._layer = self._step + 1, 0
         self._given = {}
         if self._samples.wants_step(self._step):
             given = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-            # Copies: an engine may write the next step's once this one is planned.
+            # Copies: the engine may write the next step's lengths after planning.
             self._given = {name: tensor.clone() for name, tensor in given.items()}
 
     def attend(
@@ -59,7 +59,7 @@ class PrefillRecorder:
         v: torch.Tensor,
         **named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend, and write it."""
+        """Attend, and write a dump if the layer is sampled."""
         out, lse = self._attend(q_nope, q_pe, k_nope, k_pe, v, **named)
         if self._given and self._samples.wants(self._step, self._layer):
             given = {"q_nope": q_nope, "q_pe": q_pe, "k_nope": k_nope, "k_pe": k_pe, "v": v}

@@ -1,4 +1,4 @@
-"""Recorders of steps: what is planned, appended and attended to becomes a dump."""
+"""Record steps: planned, appended and attended tensors are written to dumps."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.problem import Mask, MaskSpelling, Problem
 
-_HEAD_DIM = 128  # of heads between their projections, which attention does not see
+_HEAD_DIM = 128  # size of heads before projection, which does not affect attention
 
 
 @dataclass
 class _Step:
-    """What is kept of one planned step; several may be in flight.
+    """The stored data of one planned step; several steps may be in flight.
 
     Parameters
     ----------
     number : int
-        Steps planned before it while the recorder was open.
+        Number of steps that were planned before it while the recorder was open.
     given : dict of str to Tensor
-        Its lengths and mask; empty where it is not sampled.
+        Its lengths and mask; empty if it is not sampled.
     layer : int
-        So many layers have attended.
+        Number of layers that have attended.
     arrays : dict of str to array
-        What the dump of this layer has so far.
+        Arrays of the dump of this layer so far.
     has_room : bool
-        Whether this layer's dump fits.
+        Whether the dump of this layer fits.
     """
 
     number: int
@@ -54,7 +54,7 @@ class _Step:
 
 
 class StepRecorder:
-    """What a :class:`PagedMla` is called with on its way to :class:`Samples`."""
+    """Records the calls of a :class:`PagedMla` in :class:`Samples`."""
 
     def __init__(self, mla: PagedMla | MlaLayer, config: MlaConfig, samples: Samples) -> None:
         self._mla, self._config, self._samples = mla, config, samples
@@ -64,7 +64,7 @@ class StepRecorder:
         self._steps: WeakKeyDictionary[PlannedStep, _Step] = WeakKeyDictionary()
 
     def plan(self, step: MlaStep, **named: Any) -> PlannedStep:
-        """Plan, and remember the step."""
+        """Plan, and store the step's lengths and mask."""
         planned = self._plan(step, **named)
         if torch.compiler.is_compiling():
             return planned
@@ -76,7 +76,7 @@ class StepRecorder:
                 "seq_lens": step.seq_lens,
                 "mask": step.mask,
             }
-            # Copies: an engine may write the next step's once this one is planned.
+            # Copies: the engine may write the next step's lengths after planning.
             kept.given = {name: t.clone() for name, t in given.items() if t is not None}
         return planned
 
@@ -89,7 +89,7 @@ class StepRecorder:
         *,
         planned: PlannedStep | None = None,
     ) -> None:
-        """Append, and keep the cache before it."""
+        """Append, and store the cache blocks before it."""
         if torch.compiler.is_compiling():
             self._append(ckv, k_pe, cache, slot_mapping, planned=planned)
             return
@@ -113,7 +113,7 @@ class StepRecorder:
         planned: PlannedStep | None = None,
         **named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend, and write what there is."""
+        """Attend, and write a dump if the layer is sampled."""
         if torch.compiler.is_compiling():
             return self._attend(q_nope, q_pe, cache, *others, planned=planned, **named)
         planned = self._mla.planned if planned is None else planned
@@ -133,14 +133,14 @@ class StepRecorder:
         return answer
 
     def _step_of(self, planned: PlannedStep) -> _Step | None:
-        """Return what is kept of a step, if it was planned while the recorder was open."""
+        """Return the stored data of a step, if it was planned while the recorder was open."""
         return self._steps.get(planned) if isinstance(planned, PlannedStep) else None
 
     def _wants(self, step: _Step) -> bool:
         return bool(step.given) and self._samples.wants(step.number, step.layer)
 
     def _asked(self, q_nope: torch.Tensor, *_: Any, **__: Any) -> dict[str, NDArray[Any]]:
-        """Return what else `attend` was given."""
+        """Return further inputs of `attend` for the dump."""
         return {"q_nope": to_numpy_spread(q_nope)}
 
     def _answered(self, out: torch.Tensor, lse: torch.Tensor) -> dict[str, NDArray[Any]]:
@@ -153,7 +153,7 @@ class StepRecorder:
         cache: LatentCache,
         slot_mapping: torch.Tensor | None,
     ) -> bool:
-        """Keep what the step is; return whether there is room for its blocks."""
+        """Store the description of the step; return whether its blocks fit."""
         config, size = self._config, self._config.block_size
         arrays = {name: to_numpy(tensor) for name, tensor in step.given.items()}
         if config.is_tree and config.mask != "tree:packed":
@@ -175,7 +175,7 @@ class StepRecorder:
         return step.has_room
 
     def _keep(self, step: _Step, cache: LatentCache, when: str) -> None:
-        """Keep the listed blocks as they are now."""
+        """Store the listed blocks as they are now."""
         ids = torch.from_numpy(step.arrays["block_ids"]).to(cache.latents.device)
         dtype, _ = self._config.stored.row(self.dims)
         rows = cache.latents[ids]
@@ -226,14 +226,14 @@ class StepRecorder:
 
 
 class LayerRecorder(StepRecorder):
-    """What an :class:`MlaLayer` is called with, likewise."""
+    """Records the calls of an :class:`MlaLayer` in :class:`Samples`."""
 
     _mla: MlaLayer
 
     def _asked(self, q_nope: torch.Tensor, *others: Any, **named: Any) -> dict[str, NDArray[Any]]:
         step: PlannedLayerStep = named["planned"]
         weights: HeadWeights = named["weights"] if not others else others[0]
-        # A layer that materializes no rows has none; rule S-21 knows no smaller one than this.
+        # A layer without materialized rows has no workspace; this is the smallest that S-21 allows.
         workspace = max(self._mla.config.room, self._config.max_query_tokens)
         return {
             "layer_q_nope": to_numpy_spread(q_nope),

@@ -1,4 +1,4 @@
-"""Which layers of a running engine are dumped, and into what folder they go."""
+"""Choose which layers of a running engine are dumped, and write their files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paged_mla_shared.dump import Dump, save_dump
 
 
 class Samples:
-    """Dumps of some layers of some steps, as many as there is room for.
+    """Dumps of some layers of some steps, up to a total size.
 
     Parameters
     ----------
@@ -28,12 +28,12 @@ class Samples:
     written : list of Path
         One file for each sampled layer of each sampled step.
     skipped : int
-        Dumps that there was no room for.
+        Number of dumps that did not fit.
 
     Raises
     ------
     InvalidArgument
-        `every` is no integer or below 1, or `layers` or `most_bytes` none or below 0.
+        `every` is not an integer or is below 1, or `layers` or `most_bytes` is not valid.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Samples:
         self._room = most_bytes
 
     def wants_step(self, step: int) -> bool:
-        """Return whether a step is sampled: never inside a graph, which cannot wait."""
+        """Return whether a step is sampled; never during a capture, which cannot wait."""
         if torch.compiler.is_compiling() or (
             torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         ):
@@ -65,14 +65,14 @@ class Samples:
         return self.wants_step(step) and (self._layers is None or layer in self._layers)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether a dump may be so large; one that may not counts as skipped."""
+        """Return whether a dump of `num_bytes` fits; otherwise count it as skipped."""
         if num_bytes > self._room:
             self.skipped += 1
             return False
         return True
 
     def write(self, dump: Dump, name: str) -> None:
-        """Write a dump into the folder."""
+        """Write a dump to the folder."""
         path = self._folder / f"{name}.safetensors"
         save_dump(dump, path)
         self._room -= path.stat().st_size
@@ -82,11 +82,11 @@ class Samples:
 def blocks_near(
     seq_lens: NDArray[Any], block_table: NDArray[Any], cache: torch.Tensor
 ) -> NDArray[np.int64]:
-    """Return the blocks that hold tokens of rows, and what faults would read instead, each once.
+    """Return the blocks of the rows, and the blocks that faulty kernels may read, without repeats.
 
-    These are all entries of the table as far as the longest row uses it, for a row that reads
-    through the table of another, or past its own end; and in large caches where offsets land that
-    lose their high bits.
+    These are all entries of the table up to the longest row, for faults that read through the table
+    row of another row or past a row's end. In large caches they also include the blocks at which
+    offsets arrive when their high bits are lost.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""What the portable attend kernel goes through for one query and head of a dump.
+"""Record the intermediate results of the portable attend kernel for one query and head of a dump.
 
-The kernel runs in Triton's interpreter, which needs no GPU. Scores, maxima, sums and outputs of
-each part of its work can be set beside those of the rules.
+The kernel runs in Triton's interpreter, which needs no GPU. The scores, maxima, sums and outputs of
+each part of its work can be compared with those of the rules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CPU = torch.device("cpu")
 
 @dataclass
 class _Part:
-    """A part of the work: its tiles' keys and scores, then what it came to."""
+    """A part of the work: keys and scores of its tiles, then its results."""
 
     keys: list[NDArray[np.int64]] = field(default_factory=list)
     scores: list[NDArray[np.float32]] = field(default_factory=list)
@@ -42,34 +42,34 @@ class _Part:
 
 
 def taps_of(dump: Dump, token: int, head: int) -> Taps:
-    """Run the kernel on one query and head of a dump, and return what it went through.
+    """Run the kernel on one query and head of a dump, and return its intermediate results.
 
-    The query runs alone, so that its keys are cut into parts as in a step without others. Where the
-    dump is of bfloat16, which the interpreter does not know, it runs in float32: what differs from
-    a device then is that weights are not rounded.
+    The query runs alone, so its keys are divided into parts as in a step without other rows. A dump
+    of bfloat16, which the interpreter does not support, runs in float32; unlike on a device,
+    softmax weights are then not rounded.
 
     Parameters
     ----------
     dump : Dump
-        With lengths, table, queries and ``cache_after``; of a causal step, or one without a mask.
+        A dump with lengths, table, queries and ``cache_after``; of a step without a tree mask.
     token, head : int
 
     Raises
     ------
     InvalidArgument
-        The dump lacks what it takes, or has no such token or head.
+        The dump lacks an array, or has no such token or head.
     Unsupported
-        Draft trees; or no interpreter runs: ``TRITON_INTERPRET=1`` must be set before Triton is
-        imported.
+        The step has draft trees; or Triton's interpreter is not active: set
+        ``TRITON_INTERPRET=1`` before Triton is imported.
     """
     if not is_interpreting():
-        raise Unsupported("taps of compiled kernels: set TRITON_INTERPRET=1")
+        raise Unsupported("taps of compiled kernels are not supported; set TRITON_INTERPRET=1")
     if dump.problem.mask is Mask.TREE:
-        raise Unsupported("taps of draft trees: a causal step, or one without a mask")
+        raise Unsupported("taps of draft trees are not supported; use a step without a tree mask")
     row, keys = _seen(dump, token, head)
     columns = -(-keys // dump.problem.block_size)
     table = dump.arrays["block_table"][row, :columns]
-    if len(table) < columns:  # a step that went wrong may say so, and the kernel reads past it
+    if len(table) < columns:  # a dump of a faulty step may have this; the kernel would read past it
         raise InvalidArgument("block_table", f"{len(table)} columns", f"at least {columns}")
     mla = PagedMla(_config(dump, keys), _CPU)
     places = {int(block): place for place, block in enumerate(dump.arrays["block_ids"])}
@@ -92,7 +92,7 @@ def taps_of(dump: Dump, token: int, head: int) -> Taps:
 
 
 def _seen(dump: Dump, token: int, head: int) -> tuple[int, int]:
-    """Return the row of a token, and how many keys it sees."""
+    """Return the row of a token, and the number of keys that it sees."""
     arrays, heads = dump.arrays, dump.problem.dims.num_heads
     if lacking := [name for name in _NEEDED if name not in arrays]:
         raise InvalidArgument("dump", f"no {', '.join(lacking)}", ", ".join(_NEEDED))
@@ -106,9 +106,9 @@ def _seen(dump: Dump, token: int, head: int) -> tuple[int, int]:
     if dump.problem.mask is Mask.CAUSAL:
         keys -= int(starts[row + 1]) - 1 - token
     elif dump.problem.rope is not None:
-        raise Unsupported("taps of rotated queries without a causal mask")
+        raise Unsupported("taps of rotated queries are not supported without a causal mask")
     if keys < 1:
-        raise InvalidArgument("token", f"{token}, which sees no key", "one that sees some")
+        raise InvalidArgument("token", f"{token}, which sees no key", "a token that sees a key")
     return row, keys
 
 
@@ -132,7 +132,7 @@ def _config(dump: Dump, keys: int) -> MlaConfig:
 
 
 def _tensor(array: NDArray[Any], config: MlaConfig) -> torch.Tensor:
-    """Return numbers as the interpreter takes them."""
+    """Return an array in a dtype that the interpreter supports."""
     dtype = np.float16 if config.dtype is torch.float16 else np.float32
     return torch.from_numpy(np.ascontiguousarray(array).astype(dtype))
 
@@ -152,7 +152,7 @@ def _cache(dump: Dump, config: MlaConfig) -> LatentCache:
 
 @contextmanager
 def _listening() -> Iterator[list[_Part]]:
-    """Return the parts that the kernel works on, of the first row of its tiles of queries."""
+    """Yield the parts that the kernel works on, for the first row of its query tiles."""
     parts = [_Part()]
 
     def tile(_token: Any, _head: Any, live: Any, number: Any, scores: Any) -> None:
@@ -178,14 +178,14 @@ def _listening() -> Iterator[list[_Part]]:
 
 
 def _array(value: Any) -> NDArray[Any]:
-    """Return what a value of the interpreter holds; a number is one already."""
+    """Return the array of an interpreter value or of a number."""
     return np.array(value.handle.data if hasattr(value, "handle") else value).squeeze()
 
 
 def _joined(
     token: int, head: int, parts: list[_Part], out: torch.Tensor, lse: torch.Tensor
 ) -> Taps:
-    """Return the parts that saw keys, in the order of those."""
+    """Return the taps of the parts that have keys, in the order of the keys."""
     some = sorted((p for p in parts if p.sums and sum(map(len, p.keys))), key=_first)
     keys = [np.concatenate(part.keys) for part in some]
     sums = np.array([part.sums for part in some], np.float32)

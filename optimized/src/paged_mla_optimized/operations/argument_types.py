@@ -1,4 +1,4 @@
-"""Types of arguments that the kernels of several operations have."""
+"""Triton argument types that the kernels of several operations share."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from paged_mla_optimized.runtime.kernel_spec import pointer
 
 
 def cache_pointer(config: MlaConfig) -> str:
-    """Return the type of a cache's address: that of latents, or bytes."""
+    """Return the pointer type of a cache: the config's dtype, or bytes for FP8."""
     return pointer(torch.uint8 if config.is_fp8 else config.dtype)
 
 
 def rope_pointer(config: MlaConfig) -> str:
-    """Return the type of the rotation tables' addresses."""
+    """Return the pointer type of the rotation tables."""
     return "*fp64" if config.dtype == torch.float32 else "*fp32"
 
 
 def partial_dtype(config: MlaConfig, variant: AttendVariant) -> torch.dtype:
-    """Return the type of partial answers: float32, or where products are of FP8 that of answers.
+    """Return the dtype of partial results: float32, or the output dtype for FP8 products.
 
-    Such products round far more than that, and all programs leave their partials at once, as fast
-    as memory takes them. With fixed splits the same buffer holds sums that others go on with.
+    FP8 products have a much larger rounding error than the output dtype. All their programs write
+    partial results at the same time, at the speed of the memory. With fixed splits the same buffer
+    also has sums that other programs continue; it is then float32 as well.
     """
     is_rounded = variant.family == TILE_FP8 and not config.batch_invariant
     return config.dtype if is_rounded else torch.float32

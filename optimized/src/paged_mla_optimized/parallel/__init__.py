@@ -1,4 +1,4 @@
-"""Attention on the ranks of a group: heads split (tensor parallel), or cached tokens (S-18)."""
+"""Attention on a group of ranks that divide heads (tensor parallel) or cached tokens (S-18)."""
 
 from paged_mla_optimized.parallel.context import ContextParallelMla
 from paged_mla_optimized.parallel.exchange import link_bytes

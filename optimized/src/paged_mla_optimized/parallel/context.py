@@ -1,4 +1,4 @@
-"""Paged MLA over a cache that is divided over the ranks of a group (rule S-18)."""
+"""Paged MLA with a cache that is divided over the ranks of a group (rule S-18)."""
 
 from __future__ import annotations
 
@@ -35,42 +35,42 @@ from paged_mla_optimized.tensors.values.scales import check_scales_read
 from paged_mla_optimized.tensors.values.steps import check_step_values
 from paged_mla_shared.errors import InvalidArgument
 
-_TABLE_STRIDES = (1, 16, 17)  # Triton compiles for 1, for multiples of 16, and for the others
+_TABLE_STRIDES = (1, 16, 17)  # Triton specializes on 1 and on multiples of 16
 
 
 class ContextParallelMla(Uncopied):
-    """Paged MLA of one rank: its share of the cached tokens, all queries, the answers of its heads.
+    """Paged MLA of one rank: it caches a part of the tokens, and returns the outputs of its heads.
 
     Every rank makes the same calls with the same lengths and block table, and with queries of its
-    own heads (:func:`~paged_mla_optimized.parallel.heads.heads_of_rank`). Queries go to all ranks,
-    each attends them to the keys it has, and partial answers go to the rank of their heads, which
-    merges them by their lse. A rank without a key of a row adds nothing to it.
+    own heads (:func:`~paged_mla_optimized.parallel.heads.heads_of_rank`). All ranks receive all
+    queries. Each rank attends them to its keys, and sends the partial results to the rank of their
+    heads, which merges them by their lse. A rank without a key of a row does not affect its output.
 
-    Every buffer is allocated here, none later but the answers of an ``attend`` that is given no
-    tensors for them. Nothing waits for the device, so a step can be captured in a CUDA graph on
-    every rank, after one that ran eagerly.
+    The constructor allocates every buffer, except the outputs of an ``attend`` without `out` and
+    `lse`. Nothing waits for the device. Therefore CUDA graphs can capture a step on every rank,
+    after one step has run eagerly.
 
     Parameters
     ----------
     config : MlaConfig
-        Of the group: all heads, lengths of whole rows; causal and without a rope. Every token is a
-        row of its own on each rank, so ``max_query_tokens`` is at most 32766; ``num_heads`` is at
-        most the largest multiple of the ranks up to 128. ``block_size`` counts the tokens of a
-        block on one rank, so that a block of the table is
-        ``block_size * world`` tokens long; and ``reserved_slot`` is one of each rank's own slots.
+        The config of the group: all heads and the lengths of whole rows; causal and without a rope.
+        Every token is a separate row on each rank, so ``max_query_tokens`` is at most 32766.
+        ``num_heads`` is at most the largest multiple of the number of ranks up to 128.
+        ``block_size`` counts the tokens of a block on one rank, so a block of the table has
+        ``block_size * world`` tokens. ``reserved_slot`` is a slot of each rank.
     group : ProcessGroup or None
-        The ranks; ``None`` is the default group.
+        The ranks; ``None`` uses the default group.
     device : str or torch.device
     interleave : int
-        Consecutive tokens that one rank gets, a divisor of ``block_size``.
+        Number of consecutive tokens that one rank gets, a divisor of ``block_size``.
 
     Raises
     ------
     InvalidArgument
-        This process is no member of the group, there are more ranks than heads, or the config
-        asks for what no rank can do alone.
+        This process is not a member of the group, there are more ranks than heads, or a rank
+        cannot implement the config with a part of the keys.
     Unsupported
-        No kernel runs on `device`; or bfloat16 in Triton's interpreter.
+        No kernel runs on `device`, or the dtype is bfloat16 in Triton's interpreter.
     """
 
     def __init__(
@@ -84,16 +84,18 @@ class ContextParallelMla(Uncopied):
         check_kind("config", config, MlaConfig)
         group = group or dist.group.WORLD
         if group is None:
-            raise InvalidArgument("group", None, "a group, or torch.distributed initialised")
-        check_kind("group", group, dist.ProcessGroup)  # torch has a number for no member
+            raise InvalidArgument(
+                "group", None, "a group, or None after torch.distributed is initialized"
+            )
+        check_kind("group", group, dist.ProcessGroup)  # torch uses an int for non-members
         world, rank = group.size(), group.rank()
         self.config = config
         self.heads = heads_of_rank(config.num_heads, world, rank)
-        """Of all heads, those of this rank."""
+        """The heads of this rank, among all heads."""
         self._own = replace(config, num_heads=len(self.heads))
         local = local_config(config, world=world, interleave=interleave)
         self._mla = PagedMla(local, device)
-        self._mla.writes_elsewhere()  # its rows are queries, and it is told their slots
+        self._mla.writes_elsewhere()  # its rows are single queries, and slots are passed to it
         self.device = self._mla.device
         self._switch = CheckSwitch(self.device)
         self._world, self._rank, self._interleave = world, rank, interleave
@@ -116,26 +118,26 @@ class ContextParallelMla(Uncopied):
 
     @property
     def slot_mapping(self) -> torch.Tensor:
-        """Slots of the planned step on this rank, int64 [T]; -1 for other ranks' and padding."""
+        """Slots on this rank, int64 [T]; -1 for tokens of other ranks and for padding."""
         return self._shard.slot_mapping[: self._num_tokens]
 
     @property
     def local_lens(self) -> torch.Tensor:
-        """Keys of this rank that each query of the planned step sees, int32 [T]."""
+        """Number of this rank's keys that each query of the planned step sees, int32 [T]."""
         return self._shard.local_lens[: self._num_tokens]
 
     def new_cache(self, num_blocks: int) -> LatentCache:
         """Return this rank's cache of one layer, as :meth:`PagedMla.new_cache` does.
 
-        A block has ``block_size`` tokens of this rank; all ranks have as many blocks.
+        A block has ``block_size`` tokens of this rank; all ranks need the same number of blocks.
         """
         return empty_cache(self.config, num_blocks, self.device)
 
     def warm_up(self, cache: Cache) -> None:
-        """Compile what any step launches, as :meth:`PagedMla.warm_up` does; all ranks call it.
+        """Compile every kernel of a step, as :meth:`PagedMla.warm_up` does; all ranks must call it.
 
-        For block tables of any width, and answers that :meth:`attend` allocates. Nothing of the
-        cache is written. The planned step is lost: plan again.
+        Kernels are compiled for block tables of any width, and for outputs that :meth:`attend`
+        allocates. The cache is not written. The planned step is lost: call :meth:`plan` again.
 
         Parameters
         ----------
@@ -145,7 +147,7 @@ class ContextParallelMla(Uncopied):
         Raises
         ------
         InvalidArgument
-            As :meth:`attend` does.
+            The errors of :meth:`attend`.
         """
         self._mla.warm_up(cache)
         starts = torch.zeros(2, dtype=torch.int32, device=self.device)
@@ -157,13 +159,13 @@ class ContextParallelMla(Uncopied):
         self.attend(queries[..., : own.kv_lora_rank], queries[..., own.kv_lora_rank :], cache)
 
     def plan(self, step: MlaStep) -> None:
-        """Describe a step. Three launches; lengths are read on the device only.
+        """Plan a step with three kernel launches; lengths are read on the device only.
 
         Parameters
         ----------
         step : MlaStep
-            The same on all ranks: lengths of whole rows, and a block table, which is read here
-            alone. Without a mask.
+            The same on all ranks, without a mask: lengths of whole rows, and a block table, which
+            only this method reads.
 
         Raises
         ------
@@ -198,21 +200,21 @@ class ContextParallelMla(Uncopied):
         num_blocks: int | None = None,
         cache: Cache | None = None,
     ) -> None:
-        """Hold the *values* of a step against the rules; for debugging, since it synchronises.
+        """Check the *values* of a step against the rules; for debugging, since it synchronizes.
 
-        Nothing is sent: each rank may call it alone.
+        The method does not communicate, so a rank may call it alone.
 
         Parameters
         ----------
         step : MlaStep
             As for :meth:`plan`.
         num_blocks, cache
-            As for :meth:`PagedMla.check`, of this rank; scales are looked at where it has tokens.
+            As for :meth:`PagedMla.check`, of this rank; scales of this rank's tokens are checked.
 
         Raises
         ------
         InvalidArgument
-            Names the argument that no rule allows.
+            An argument breaks a rule; the error names the argument.
         """
         config = self.config
         self._check_step(step)
@@ -234,21 +236,21 @@ class ContextParallelMla(Uncopied):
             check_scales_read(config, cache, own, local)
 
     def _check_step(self, step: MlaStep) -> None:
-        """Check the tensors of a step; a table that a map describes is none for several ranks."""
+        """Check the tensors of a step; request maps are not supported here."""
         check_kind("step", step, MlaStep)
         if step.block_table is not None:
             check_kind("block_table", step.block_table, torch.Tensor)
         checks.check_step(self.config, step, self.device)
 
     def _local_lens(self, lens: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return how many of each row's tokens this rank has, int64 [B]."""
+        """Return the number of each row's tokens that this rank caches, int64 [B]."""
         count = {"world": self._world, "rank": self._rank, "interleave": self._interleave}
         return np.array([local_len(n, **count) for n in lens.tolist()], np.int64)
 
     def append(self, ckv: torch.Tensor, k_pe: torch.Tensor, cache: Cache) -> None:
-        """Write those of the planned step's tokens that this rank caches; parameters are of all T.
+        """Write the planned step's tokens that this rank caches; the arguments have all T tokens.
 
-        As :meth:`PagedMla.append`, with ``k_pe`` as it will be cached.
+        It works like :meth:`PagedMla.append`; ``k_pe`` must be rotated already.
         """
         self._mla.append(ckv, k_pe, cache, self.slot_mapping)
 
@@ -266,26 +268,27 @@ class ContextParallelMla(Uncopied):
         Parameters
         ----------
         q_nope : dtype [T, h, R]
-            Of this rank's h heads, absorbed.
+            Absorbed queries of this rank's h heads.
         q_pe : dtype [T, h, P]
             Rotated.
         cache : dtype [num_blocks, block_size, R + P], or LatentCache
-            This rank's. Any strides, the last one 1.
+            The cache of this rank. Any strides, but the last stride is 1.
         out : dtype [T, h, R] or None
         lse : float32 [T, h] or None
-            Where to write; ``None`` allocates, in the graph's own memory while one is captured.
+            Where to write the outputs. ``None`` allocates; during a graph capture, the memory
+            belongs to the graph.
 
         Returns
         -------
         out : dtype [T, h, R]
         lse : float32 [T, h]
-            Over the keys of all ranks, in the config's base; (0, -inf) where nothing is seen.
+            Over the keys of all ranks, in the config's base; (0, -inf) without visible keys.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong. Nothing was sent then, and the
-            other ranks wait: end the group.
+            A tensor's shape, dtype, device or last stride is wrong. This rank has sent nothing
+            then, and the other ranks wait for it: end the group.
         """
         own, tokens, device = self._own, self._num_tokens, self.device
         shape = (tokens, own.num_heads, own.kv_lora_rank)

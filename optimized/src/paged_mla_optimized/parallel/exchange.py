@@ -1,4 +1,4 @@
-"""What ranks send each other in a step: queries to all, partial answers to whose heads they are."""
+"""The data that ranks exchange in a step: queries go to all ranks, partial results come back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from paged_mla_optimized.parallel.heads import heads_of_rank
 
 _all_gather = getattr(
     dist, "all_gather_single", dist.all_gather_into_tensor
-)  # as torch 2.13 has it
+)  # torch 2.13 renamed the function
 
 
 def link_bytes(config: MlaConfig, world: int, num_tokens: int) -> int:
-    """Return the bytes that each rank sends in an ``attend``, and receives.
+    """Return the bytes that each rank sends, and receives, in an ``attend``.
 
-    To every other rank go the queries of this one's heads, and the answers to that one's.
+    A rank sends the queries of its heads and the partial results of the other rank's heads to
+    every other rank.
     """
     check_kind("config", config, MlaConfig)
     check_at_least(0, num_tokens=num_tokens)
@@ -28,12 +29,12 @@ def link_bytes(config: MlaConfig, world: int, num_tokens: int) -> int:
 
 
 class Exchange:
-    """Buffers and collectives of one group, heads first: those of a rank lie in one piece.
+    """Buffers and collectives of one group, with heads first: data of a rank is contiguous.
 
     Parameters
     ----------
     config : MlaConfig
-        Of the group, with the heads of all ranks.
+        The config of the group, with the heads of all ranks.
     group : ProcessGroup
     device : torch.device
     """
@@ -54,24 +55,24 @@ class Exchange:
         )
 
     def gather(self, q_nope: torch.Tensor, q_pe: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the queries of all ranks, [T, H, R] and [T, H, P], of those of this one."""
+        """Return the queries of all ranks, [T, H, R] and [T, H, P], from those of this rank."""
         tokens, heads, rank = q_nope.shape
         own = _view(self._own, self._heads, tokens, self._width)
         own[:heads, :, :rank].copy_(q_nope.detach().transpose(0, 1))
         own[:heads, :, rank:].copy_(q_pe.detach().transpose(0, 1))
-        own[heads:].zero_()  # heads that are not there
+        own[heads:].zero_()  # surplus heads
         queries = _view(self._all, self._world * self._heads, tokens, self._width)
         _all_gather(queries, own, self._group)
         by_token = queries.transpose(0, 1)
         return by_token[..., :rank], by_token[..., rank:]
 
     def partials(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where this rank writes its answers to all queries: out [T, H, R], lse [T, H]."""
+        """Return the buffers for partial results of all heads: out [T, H, R], lse [T, H]."""
         out, lse = split_lines(self._config, self._lines(self._sent, num_tokens).flatten(0, 1))
         return out.transpose(0, 1), lse.T
 
     def swap(self, num_tokens: int) -> torch.Tensor:
-        """Return the answers of all ranks to this one's queries, [world, heads, T, line]."""
+        """Exchange partial results; return those of this rank's heads, [world, heads, T, line]."""
         received = self._lines(self._received, num_tokens)
         dist.all_to_all_single(received, self._lines(self._sent, num_tokens), group=self._group)
         return received
@@ -81,5 +82,5 @@ class Exchange:
 
 
 def _view(buffer: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Return the dense beginning of a buffer: of every step, what it has tokens for."""
+    """Return the dense beginning of a buffer with the shape `shape`."""
     return buffer[: torch.Size(shape).numel()].view(shape)

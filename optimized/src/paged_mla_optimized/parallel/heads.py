@@ -1,4 +1,4 @@
-"""Which heads a rank has."""
+"""The heads of a rank."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 def heads_of_rank(num_heads: int, world: int, rank: int) -> range:
-    """Return the heads of one rank: neighbours, and one more on the first ranks if need be.
+    """Return the heads of one rank, which are consecutive; the first ranks may have one more.
 
     Parameters
     ----------
     num_heads : int
-        H of all ranks together, >= `world`.
+        H, the heads of all ranks together, >= `world`.
     world : int
-        Ranks, >= 1.
+        Number of ranks, >= 1.
     rank : int
         0 to ``world - 1``.
 
     Raises
     ------
     InvalidArgument
+        `num_heads` is less than `world`, or `rank` is outside its range.
     """
     check_rank(world, rank)
     if integer("num_heads", num_heads) < world:

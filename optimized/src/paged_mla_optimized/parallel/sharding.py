@@ -1,4 +1,4 @@
-"""A cache divided over ranks (rule S-18): what a rank has of a row, and of a config."""
+"""A cache that is divided over ranks (rule S-18): the tokens and the config of one rank."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 def local_len(seq_len: int, *, world: int, rank: int, interleave: int = 1) -> int:
-    """Return how many of a row's `seq_len` tokens a rank caches.
+    """Return the number of a row's `seq_len` tokens that a rank caches.
 
-    Rank r caches position p where ``(p // interleave) % world == r``. For a host that counts
-    memory or transfers; steps count on the device.
+    Rank r caches position p if ``(p // interleave) % world == r``. This function is for memory or
+    transfer sizes on the host; steps compute local lengths on the device.
 
     Raises
     ------
     InvalidArgument
-        No rank of no world, or tokens below 0.
+        `rank` is not from 0 to ``world - 1``, or another argument is below its minimum.
     """
     check_at_least(0, seq_len=seq_len)
     check_at_least(1, interleave=interleave)
@@ -30,30 +30,30 @@ def local_len(seq_len: int, *, world: int, rank: int, interleave: int = 1) -> in
 
 
 def local_config(config: MlaConfig, *, world: int, interleave: int) -> MlaConfig:
-    """Return the config of what each rank attends: all queries, each a row, to its own keys.
+    """Return the config of one rank's attention: all queries, each as a row, to its own keys.
 
-    Every rank is given as many heads as rank 0 has, so that all of them send as much; heads that
-    are not there cost time and are dropped.
+    Every rank gets as many heads as rank 0, so that all ranks send the same amount. The outputs of
+    surplus heads cost time and are dropped.
 
     Raises
     ------
     InvalidArgument
-        The config asks for what a rank that knows only its own keys cannot do.
+        A rank that has only a part of the keys cannot implement the config.
     """
     if config.mask != "causal":
-        allowed = "causal: other queries of a row do not see the first of a rank's keys"
+        allowed = "causal; with another mask, queries do not see a prefix of a rank's keys"
         raise InvalidArgument("mask", config.mask, allowed)
     if config.rope is not None:
-        allowed = "None: rotate queries and keys at `positions`, a rank's own count is another"
+        allowed = "None; rotate queries and keys at `positions`, which are those of whole rows"
         raise InvalidArgument("rope", config.rope, allowed)
     if config.table_multiple:
-        allowed = "0: block tables are given"
+        allowed = "0; pass block tables"
         raise InvalidArgument("table_multiple", config.table_multiple, allowed)
     if integer("interleave", interleave) < 1 or config.block_size % interleave:
         allowed = f"a divisor of block_size = {config.block_size}"
         raise InvalidArgument("interleave", interleave, allowed)
     if config.max_query_tokens > MAX_ROWS:
-        allowed = f"1 to {MAX_ROWS}: on each rank every token is a row"
+        allowed = f"1 to {MAX_ROWS}, since every token is a row on each rank"
         raise InvalidArgument("max_query_tokens", config.max_query_tokens, allowed)
     num_heads = world * len(heads_of_rank(config.num_heads, world, 0))
     if num_heads > MAX_HEADS:

@@ -1,1 +1,1 @@
-"""What is decided of a step before its kernels start."""
+"""Decisions about a step before its kernels start."""

@@ -1,8 +1,9 @@
-"""What kernels are compiled for: the options that shape code, and the numbers that are drawn.
+"""The options and numbers for which kernels are compiled ahead of time.
 
-Every combination of options exists. A number, such as ``num_heads``, is compiled into some kernels
-and has too many values for that. Each variant takes one of them, drawn from its own name, so that
-it is the same in every run, and all values are met beside different options.
+Kernels are compiled for every combination of options. A number such as ``num_heads``, which some
+kernels have as a constant, has too many values for that. Each variant is compiled for one value,
+which its name determines. Therefore the value is the same in every run, and over all variants all
+values occur with different options.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ from paged_mla_shared.problem import Rope, RopePairing
 T = TypeVar("T")
 
 HEADS = range(1, MAX_HEADS + 1)
-"""Of one rank."""
+"""Query heads of one rank."""
 ROWS = (1, 2, 4, 7, 16, 64, 256, 2048)
-"""``max_rows``: from one split of a fixed length for each row to the most."""
+"""``max_rows``: from one fixed-length split per row to the most."""
 BLOCKS = (*range(1, 33), 40, 48, 64, 96, 100, 128, 192, 256)
-"""``block_size``: all that are small, and larger ones of each kind that a kernel tells apart."""
+"""``block_size``: every small size, and larger sizes of each kind that a kernel distinguishes."""
 DRAFTS = (1, 33, 65)
 """``max_draft_tokens`` of a tree: one to three words of 32."""
 SERVED = (512, 64)
-"""R and P of DeepSeek's latents; the portable kernels take each other pair by turns."""
+"""R and P of DeepSeek's latents; portable kernels are compiled for one of the other pairs."""
 DIMS = tuple((1 << r, 1 << p) for r in range(4, 10) for p in range(4, 7))
-"""All R and P."""
+"""All pairs of R and P."""
 OTHER_DIMS = tuple(dims for dims in DIMS if dims != SERVED)
 LONG_BLOCK = 256
-"""Tokens of a block of which a group is no run of an append."""
+"""A block size whose scale groups are too long for the append kernel that writes runs."""
 CUTS = (False, True)
-"""Whether splits are of fixed length."""
+"""Whether splits have a fixed length."""
 ROPES = (None, *map(Rope, RopePairing))
-"""No rotation, or one of each pairing."""
+"""No rotation, or one rope of each pairing."""
 
 
 class Types(NamedTuple):
-    """What queries and caches are of, and what products may be."""
+    """The dtype of queries, the cache format, and the products."""
 
     dtype: str
     cache_format: str
@@ -71,7 +72,7 @@ def types() -> Iterator[Types]:
 
 
 def config_of(types: Types, dims: tuple[int, int], **given: Any) -> MlaConfig:
-    """Return a config of the least capacities, but for those `given`."""
+    """Return a config of the smallest capacities, with the fields in `given` replaced."""
     least = {"num_heads": 1, "block_size": 64, "max_rows": 1}
     return MlaConfig(
         softmax_scale=1.0,
@@ -98,18 +99,18 @@ def _demand(arch: str, types: Types, dims: tuple[int, int], num_heads: int) -> D
 
 
 def is_for_gluon(arch: str, types: Types, dims: tuple[int, int]) -> bool:
-    """Return whether a Gluon kernel serves such latents."""
+    """Return whether a Gluon kernel serves latents of these types and sizes."""
     return serving_variant(_demand(arch, types, dims, 1), 1).family != PORTABLE
 
 
 @lru_cache(maxsize=256)
 def served(arch: str, types: Types, dims: tuple[int, int]) -> Mapping[AttendVariant, list[int]]:
-    """Return every variant that a step may get, and how many heads get it."""
+    """Return every variant that a step can get, with the head counts for which it is used."""
     found: dict[AttendVariant, list[int]] = {}
     for num_heads in HEADS:
         demand = _demand(arch, types, dims, num_heads)
         longest = -(-MOST_PAIRS // num_heads)
-        # The portable kernel is a backend of its own too.
+        # The portable kernel is also used on its own, as a separate backend.
         portable = [portable_variant(demand, length) for length in range(1, longest + 1)]
         for variant in dict.fromkeys((*variants_by_query_len(demand, longest), *portable)):
             found.setdefault(variant, []).append(num_heads)
@@ -117,12 +118,12 @@ def served(arch: str, types: Types, dims: tuple[int, int]) -> Mapping[AttendVari
 
 
 def drawn(name: str, choices: Sequence[T]) -> T:
-    """Return the choice that a name stands for."""
+    """Return the choice that a name determines."""
     return choices[zlib.crc32(name.encode()) % len(choices)]
 
 
 def numbers_of(name: str, mask: str) -> dict[str, int]:
-    """Return the capacities that a variant is compiled for."""
+    """Return the capacities for which a variant is compiled."""
     drafts = drawn(f"drafts {name}", DRAFTS) if mask.startswith("tree") else 0
     return {"max_rows": drawn(f"rows {name}", ROWS), "max_draft_tokens": drafts}
 
@@ -130,9 +131,9 @@ def numbers_of(name: str, mask: str) -> dict[str, int]:
 def portable_tiles(
     arch: str,
 ) -> Iterator[tuple[Types, tuple[tuple[int, int], ...], AttendVariant, list[int]]]:
-    """Yield tiles of the portable kernel, which also steps in for Hopper's, and what they serve.
+    """Yield tiles of the portable kernel, also those in which it replaces a Hopper kernel.
 
-    Types, pairs of R and P, and heads.
+    Each item has types, pairs of R and P, the variant, and the head counts that it serves.
     """
     for of in types():
         others = [dims for dims in OTHER_DIMS if is_for_gluon(arch, of, dims)]
@@ -143,12 +144,12 @@ def portable_tiles(
 
 
 def cached() -> Iterator[Types]:
-    """Yield the types of every cache: products change none."""
+    """Yield the types of every cache; caches do not depend on the products."""
     return (of for of in types() if of.products == "exact")
 
 
 def read_configs() -> Iterator[MlaConfig]:
-    """Yield configs of which each kernel that reads or copies cached rows is compiled for one."""
+    """Yield configs for the kernels that read or copy cached tokens, two for each cache type."""
     for of, is_served in itertools.product(cached(), (True, False)):
         name = f"{of}-{is_served}-{ROPES[-1]}"
         dims = SERVED if is_served else drawn(f"dims {name}", OTHER_DIMS)
@@ -157,7 +158,7 @@ def read_configs() -> Iterator[MlaConfig]:
 
 
 def short(types: Types) -> str:
-    """Return how names spell dtype and cache format."""
+    """Return the part of a name for the dtype and the cache format."""
     dtype = SHORT[TORCH_DTYPES[types.dtype]]
     if FORMATS[types.cache_format].is_plain:
         return dtype
@@ -165,19 +166,19 @@ def short(types: Types) -> str:
 
 
 def cut(is_fixed: bool) -> str:  # noqa: FBT001 - short, for f-strings of names
-    """Return how names spell whether splits are of fixed length."""
+    """Return the part of a name for whether splits have a fixed length."""
     return "fixed" if is_fixed else "parts"
 
 
 def latents(config: MlaConfig) -> str:
-    """Return how names spell what is cached."""
+    """Return the part of a name for the cached latents."""
     dtype = SHORT[config.dtype]
     stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
     return f"r{config.kv_lora_rank}-{stored}"
 
 
 def query_config(dtype: str, dims: tuple[int, int], rope: Rope | None) -> MlaConfig:
-    """Return a config of which kernels of queries and of answers are compiled."""
+    """Return a config for which the kernels of queries and of outputs are compiled."""
     of = next(of for of in types() if of.dtype == dtype)
     num_heads = drawn(f"heads {dtype}-{dims}-{rope}", HEADS)
     return config_of(of, dims, num_heads=num_heads, rope=rope)

@@ -1,4 +1,4 @@
-"""The query length that a step's kernel is chosen for."""
+"""Choose the query length that determines a step's kernel variant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 def demand_of(config: MlaConfig, arch: str) -> Demand:
-    """Return what instances of `config` ask of kernels on `arch`."""
+    """Return the demand of instances of `config` on an architecture."""
     return Demand(
         arch=arch,
         dtype=DTYPE_NAMES[config.dtype],
@@ -21,23 +21,23 @@ def demand_of(config: MlaConfig, arch: str) -> Demand:
 
 
 def most_query_len(config: MlaConfig) -> int:
-    """Return the longest query of any row that the capacities allow."""
+    """Return the longest query of a row that the capacities allow."""
     return config.max_draft_tokens if config.is_tree else config.max_query_tokens
 
 
 def step_query_len(
     config: MlaConfig, num_rows: int, num_tokens: int, max_query_len: int | None
 ) -> int:
-    """Return the query length that a step's tiles are made for; rows may be longer.
+    """Return the query length that determines a step's tiles; rows may be longer.
 
-    That is `max_query_len` where the step has one. Else a step with no more tokens than rows is
-    taken for decode, and gets 1. One of its rows may have several tokens all the same: its answer
-    is right, but slower than in tiles made for it. Other steps get the longest query that the
-    capacities allow, whatever their own lengths, so that padding changes no bit of a step (S-17).
+    This is `max_query_len` if the step has one. Otherwise, a step with no more tokens than rows
+    counts as decode, with length 1. If one of its rows has several tokens nevertheless, its output
+    is correct, but slower than with matching tiles. Any other step gets the longest query that the
+    capacities allow, independent of its own lengths, so that padding changes no bit (S-17).
 
     With ``batch_invariant`` every step without `max_query_len` gets the tiles of a step of full
-    capacities: kernels differ in their bits, and the bits of a row may not depend on the other rows
-    (S-20).
+    capacities. Kernel variants differ in their bits, and the bits of a row must not depend on the
+    other rows (S-20).
     """
     if max_query_len is not None:
         max_query_len = integer("max_query_len", max_query_len)

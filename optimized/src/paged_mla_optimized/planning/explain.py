@@ -1,4 +1,4 @@
-"""What a batch gets, and why: for people, so it may wait for the device."""
+"""Explain for people how a step runs and why; functions may wait for the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paged_mla_optimized.planning.families import (
 
 @dataclass(frozen=True, kw_only=True)
 class Buffer:
-    """One tensor that an instance holds on its device."""
+    """One tensor that an instance has on its device."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,29 +33,30 @@ class Buffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """How one batch runs.
+    """How one step runs.
 
     Parameters
     ----------
     kernel, why : str
-        Which kernel, and what decided for it.
+        The kernel, and the properties of the step that decide for it.
     passed_over : dict of str to str
-        Kernels that are faster where they fit, and why each does not.
+        Faster kernels that do not fit the step, with the reason for each.
     programs : int
-        Of the attend launch; the same for every batch.
+        Programs of the attend launch; the same for every step.
     tile_m, tile_n, lanes : int
         See :class:`~paged_mla_optimized.planning.families.AttendVariant`.
     units : int
-        Key tiles of all groups of query tiles together, and what beginning each group costs, or
-        each split of it.
+        The work: key tiles of all groups of query tiles, plus the cost of starting each group or,
+        with ``batch_invariant``, each split of a group.
     part_units : int
         Units that one part of the grid works on; the last parts may have fewer or none.
     idle_parts : int
-        Those without a key tile, also where they have units that beginning a group is worth.
+        Parts without a key tile, even if they have units for the start of a group.
     groups, cut_groups : int
-        Groups of query tiles, and how many of them several parts work on and combine joins.
+        Groups of query tiles, and the number of groups that several parts share, so that combine
+        merges their partial results.
     cut : str
-        How work is cut into parts.
+        How work is divided into parts.
     """
 
     kernel: str
@@ -88,16 +89,16 @@ class Explanation:
 
 @dataclass(frozen=True)
 class LayerExplanation:
-    """How one batch runs between a layer's projections.
+    """How one step runs between a layer's projections.
 
     Parameters
     ----------
     attention : Explanation or None
-        Of the absorbed rows; ``None`` if there are none.
+        The explanation for the absorbed rows; ``None`` if there are none.
     absorbed_rows, materialized_rows : int
-        So many leading rows are attended to absorbed, and so many others materialized.
+        Number of leading rows that are absorbed, and of the other rows, which are materialized.
     materialized_keys, parts : int
-        Keys that are gathered and projected for the latter, at most, and in how many parts.
+        Upper bound of the keys that are materialized, and the number of key chunks.
     """
 
     attention: Explanation | None
@@ -114,7 +115,7 @@ class LayerExplanation:
 
 
 def buffers_of(tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
-    """Return named tensors as buffers, largest first."""
+    """Return buffers of named tensors, largest first."""
     buffers = [
         Buffer(name=name, shape=tuple(t.shape), dtype=t.dtype, nbytes=t.nbytes)
         for name, t in tensors.items()
@@ -133,7 +134,7 @@ def explain(
     seq_lens: list[int],
     num_tokens: int,
 ) -> Explanation:
-    """Follow the schedule of ``kernels/common/plan.py`` on the host."""
+    """Compute on the host the schedule that ``kernels/common/plan.py`` computes on the device."""
     programs = variant.programs(num_sms)
     rows = [
         (tokens * config.num_heads, -(-keys // variant.tile_n))
@@ -196,7 +197,7 @@ def _working_rows(
         within = min(max(start, 0), num_tokens)
         first = max(first, within)
         tokens = max(first, min(end, num_tokens)) - first
-        keys = seq_len - (end - start - tokens)  # tokens that are cut off leave no key
+        keys = seq_len - (end - start - tokens)  # tokens past num_tokens have no key
         is_legal = 0 <= start <= end and first == within and seq_len <= config.max_model_len
         is_legal &= config.mask == "non_causal" or seq_len >= end - start
         is_legal &= not config.is_tree or end - start <= config.max_draft_tokens
@@ -205,7 +206,7 @@ def _working_rows(
 
 
 def _fixed_splits(config: MlaConfig, variant: AttendVariant, pairs: int, key_tiles: int) -> int:
-    """Return the splits of each query tile of a row, see ``kernels/common/plan.py``."""
+    """Return the splits of each query tile of a row, as in ``kernels/common/plan.py``."""
     query_tiles = max(-(-pairs // variant.tile_m), 1)
     longest = variant.split_tiles * (2 if query_tiles >= 4 else 1)
     length = -(-key_tiles // max(row_share(config.max_rows) // query_tiles, 1))
@@ -216,7 +217,7 @@ def _fixed_splits(config: MlaConfig, variant: AttendVariant, pairs: int, key_til
 
 
 def _choose_lanes(rows: list[tuple[int, int]], variant: AttendVariant) -> int:
-    """Return the most lanes that leave few of them without a query tile."""
+    """Return the largest number of lanes that leaves few lanes without a query tile."""
 
     def spent(lanes: int) -> int:
         return lanes * sum(-(-pairs // (variant.tile_m * lanes)) * tiles for pairs, tiles in rows)
@@ -228,7 +229,7 @@ def _choose_lanes(rows: list[tuple[int, int]], variant: AttendVariant) -> int:
 def _choose_length(
     shapes: list[tuple[int, int]], starts: int, parts: int, variant: AttendVariant
 ) -> tuple[int, int, bool]:
-    """Return units of a part, overhead, and whether rows are even: ``kernels/common/plan.py``."""
+    """Return units of a part, overhead, and whether rows are even, as ``plan.py`` computes them."""
     total = sum(groups * tiles for groups, tiles in shapes)
     count = sum(groups for groups, _ in shapes)
     share = max(-(-total // parts), variant.min_units)
@@ -247,7 +248,7 @@ def _choose_length(
 def _busy_parts(
     shapes: list[tuple[int, int]], lengths: list[int], part_units: int, overhead: int, padding: int
 ) -> int:
-    """Return how many parts have a key tile, of splits of each row's length behind an overhead."""
+    """Return the number of parts with a key tile; each split starts with `overhead` units."""
     busy: set[int] = set()
     unit = 0
     for (groups, row), length in zip(shapes, lengths, strict=True):

@@ -1,7 +1,7 @@
-"""Which kernel family serves a step, and in which tiles: a pure table, with no GPU and no torch.
+"""Choose the kernel family and the tiles of a step: a pure table that needs no GPU and no torch.
 
-:data:`FAMILIES` is that table. The launchers and the ahead-of-time compiler both ask here, so every
-variant that can run has been compiled and held against its architecture's limits.
+:data:`FAMILIES` is the table. The launchers and the ahead-of-time compiler both use it. Therefore
+every variant that can run has been compiled and checked against its architecture's limits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from paged_mla_optimized.config.limits import largest_power_of_two
 from paged_mla_shared.formats import FORMATS
 
 MAX_FIXED_SPLITS = 128
-"""Of a row, all its query tiles together: about as many as a device has multiprocessors."""
+"""Splits of one row, over all its query tiles; about the number of multiprocessors of a device."""
 FIXED_SPLIT_BYTES = 256 << 20
-"""What the partials of batch-invariant splits may take; fewer splits where they would take more."""
+"""Limit for the memory of partial results of batch-invariant splits; it can reduce the splits."""
 
 PORTABLE = "portable"
 FEW = "few"  # kernels/hopper/decode_few.py
@@ -28,36 +28,36 @@ TILE_EXACT = "tile_exact"  # kernels/hopper/decode_tile_exact.py
 
 @dataclass(frozen=True, kw_only=True)
 class AttendVariant:
-    """Shape of one attend launch.
+    """The tile sizes and schedule constants of one attend launch.
 
     Parameters
     ----------
     tile_m : int
-        (token, head) pairs of one query tile; a power of two >= 16.
+        Pairs of token and head in one query tile; a power of two >= 16.
     tile_n : int
         Keys of one key tile; a power of two >= 16.
     num_warps, num_stages : int
-        Triton's launch options, of the portable kernel.
+        Triton's launch options for the portable kernel.
     programs_per_sm : int
         The grid has this many programs for each multiprocessor.
     lanes : int
-        Query tiles that walk the same keys side by side, so that later reads of a key hit L2; the
-        plan takes fewer where a step's rows have fewer. A power of two.
+        Number of query tiles that read the same keys at the same time, so that later reads of a key
+        hit L2. A power of two. The plan uses fewer for steps whose rows have fewer query tiles.
     min_units : int
-        Key tiles below which a share of the work, or a split, is not cut further.
+        Minimum number of key tiles of a part of the work or of a split.
     overhead : int
-        Key tiles that a program could work on in the time that beginning a group takes.
+        The cost of starting a group, in key tiles that a program could compute in that time.
     slack : int
-        32nds of an equal share by which one may be larger, so that rows of one length are cut at
-        equal places. Much where memory limits: it is as busy with fewer programs, and the others'
-        room lets the join begin at once.
+        Allowed excess of a part over an equal share, in 32nds, so that rows of one length are split
+        at equal places. It is large for kernels that are limited by memory: fewer programs can
+        saturate the memory, and the free multiprocessors let the combine kernel start at once.
     family : str
-        Key of :data:`FAMILIES`. The portable kernel steps in, with the same tiles, for tensors
-        that a Gluon kernel cannot address.
+        A key of :data:`FAMILIES`. For tensors that a Gluon kernel cannot address, the portable
+        kernel runs with the same tiles.
     split_tiles : int
-        Most key tiles of a split of fixed length, unless a row would have too many (S-20), and
-        twice it for rows of four query tiles. Fewer cost time to keep and join partial answers;
-        more leave programs with unequal work.
+        Largest number of key tiles of a fixed-length split, unless a row would have too many
+        splits (S-20); doubled for rows of four query tiles or more. Shorter splits cost time to
+        write and merge partial results; longer splits leave programs with unequal work.
     """
 
     tile_m: int
@@ -74,11 +74,11 @@ class AttendVariant:
 
     @property
     def lane_steps(self) -> int:
-        """Doublings from one lane to the most."""
+        """Number of doublings from one lane to the maximum."""
         return self.lanes.bit_length() - 1
 
     def programs(self, num_sms: int) -> int:
-        """Return the size of the grid on a device of `num_sms`."""
+        """Return the size of the grid on a device with `num_sms` multiprocessors."""
         return max(self.lanes, num_sms * self.programs_per_sm)
 
 
@@ -100,12 +100,12 @@ _TABLE: dict[str, dict[int, AttendVariant]] = {
         32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
         64: AttendVariant(tile_m=64, tile_n=64, num_warps=8, num_stages=2),
     },
-    "sm100": {  # 64 rows would go to tcgen05, whose accumulator spills when it is rescaled
+    "sm100": {  # tiles of 64 rows would use tcgen05, whose accumulator spills when it is rescaled
         16: AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=3, programs_per_sm=2),
         32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
     },
     "sm120": _SMALL,
-    INTERPRETER: {  # few and small shares, so that small tests cut and join tiles and splits too
+    INTERPRETER: {  # few and small parts, so that small tests also split and merge
         tile_m: AttendVariant(
             tile_m=tile_m,
             tile_n=64,
@@ -118,12 +118,12 @@ _TABLE: dict[str, dict[int, AttendVariant]] = {
         for tile_m in (16, 32, 64)
     },
 }
-_HIGHEST_OVER_FP8 = 32  # values beside codes leave higher tiles too few registers
+_HIGHEST_OVER_FP8 = 32  # decoded values leave too few registers for larger tiles
 _FLOAT32 = AttendVariant(tile_m=16, tile_n=16, num_warps=8, num_stages=2)
 
 
 def tile_variants(arch: str, dtype: str, cache_format: str) -> tuple[AttendVariant, ...]:
-    """Return the tile shapes for a dtype and format, lowest first, with one lane each."""
+    """Return the tile shapes for a dtype and a format, smallest first, with one lane each."""
     if arch == INTERPRETER:
         return tuple(_TABLE[arch].values())
     if dtype == "float32":
@@ -135,20 +135,20 @@ def tile_variants(arch: str, dtype: str, cache_format: str) -> tuple[AttendVaria
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What an instance asks of every kernel.
+    """The requirements of an instance that decide which kernels fit.
 
     Parameters
     ----------
     arch : str
-        Key of :data:`SHARED_MEMORY`, or :data:`INTERPRETER`.
+        A key of :data:`SHARED_MEMORY`, or :data:`INTERPRETER`.
     dtype : str
         "float32", "float16" or "bfloat16".
     cache_format : str
-        Key of :data:`paged_mla_shared.formats.FORMATS`.
+        A key of :data:`paged_mla_shared.formats.FORMATS`.
     products : str
-        "exact" or "fast", as :class:`~paged_mla_optimized.config.attention.MlaConfig` has it.
+        "exact" or "fast", as in :class:`~paged_mla_optimized.config.attention.MlaConfig`.
     num_heads : int
-        H, of this rank.
+        H, the query heads of this rank.
     head_dims : (R, P)
     """
 
@@ -162,15 +162,15 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One kernel, and what it serves.
+    """One kernel, with the steps that it serves.
 
     Parameters
     ----------
     misfit : callable
-        Says why steps whose rows have so many (token, head) pairs are not for this kernel; empty
-        where they are.
+        Returns the reason why the kernel does not fit steps whose rows have this many pairs of
+        token and head; an empty string if it fits.
     variant : callable
-        Returns the tiles for such steps. Longer rows take more tiles.
+        Returns the variant for these steps. Longer rows use more tiles.
     """
 
     misfit: Callable[[Demand, int], str]
@@ -180,7 +180,7 @@ class Family:
 def _portable_variant(demand: Demand, height: int) -> AttendVariant:
     tiles = tile_variants(demand.arch, demand.dtype, demand.cache_format)
     tile = next((tile for tile in tiles if tile.tile_m >= height), tiles[-1])
-    # Where every token fills at least two tiles, two programs read its keys together.
+    # If every token fills at least two tiles, two programs read its keys together.
     return tile if demand.num_heads <= tile.tile_m else replace(tile, lanes=2)
 
 
@@ -212,7 +212,7 @@ _FEW_FP8 = tuple(
         _FEW_16,
         tile_m=pairs,
         tile_n=keys,
-        num_stages=1,  # the portable kernel has no room for two tiles of 128 keys
+        num_stages=1,  # the portable kernel has no shared memory for two tiles of 128 keys
         overhead=overhead,
         family=FEW_FP8,
         split_tiles=split_tiles,
@@ -265,7 +265,7 @@ def _few_variant(_demand: Demand, height: int) -> AttendVariant:
 
 def _few_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
     highest = _FEW_FP8[-1]
-    # Two programs read the keys of more pairs together.
+    # For more pairs, two programs read the same keys together.
     return next((tile for tile in _FEW_FP8 if tile.tile_m >= height), replace(highest, lanes=2))
 
 
@@ -274,7 +274,7 @@ def _tile_exact_misfit(demand: Demand, _height: int) -> str:
     if misfit:
         return misfit
     if FORMATS[demand.cache_format].inline_scales and demand.dtype != "bfloat16":
-        return f"has no room for k_pe of bfloat16 beside queries of {demand.dtype}"
+        return f"has no shared memory for k_pe of bfloat16 in addition to queries of {demand.dtype}"
     return ""
 
 
@@ -286,7 +286,7 @@ def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
 
 def _tile_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
     if height <= _TILE_FP8.tile_m:
-        return replace(_TILE_FP8, overhead=12)  # 64 heads beside each other: 80 us, with 6 85
+        return replace(_TILE_FP8, overhead=12)  # two tiles of 64 heads: 80 us, with 6 85 us
     return _with_lanes(_TILE_FP8, height)
 
 
@@ -309,10 +309,10 @@ FAMILIES = {
     ),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }
-"""Every family by its name, the fastest first: the first that fits serves."""
+"""Every family by its name, fastest first; the first family that fits a step serves it."""
 
 MOST_PAIRS = 256
-"""Pairs of a row past which no family takes other tiles."""
+"""Number of pairs of a row above which no family changes its tiles."""
 
 
 def serving_variant(demand: Demand, query_len: int) -> AttendVariant:
@@ -323,12 +323,12 @@ def serving_variant(demand: Demand, query_len: int) -> AttendVariant:
 
 
 def portable_variant(demand: Demand, query_len: int) -> AttendVariant:
-    """Return the portable kernel's variant, which serves everything."""
+    """Return the variant of the portable kernel, which serves every step."""
     return FAMILIES[PORTABLE].variant(demand, demand.num_heads * query_len)
 
 
 def passed_over(demand: Demand, query_len: int) -> dict[str, str]:
-    """Return why each family that is faster than the one that serves does not."""
+    """Return, for each faster family than the one that serves, the reason why it does not fit."""
     reasons: dict[str, str] = {}
     for name, family in FAMILIES.items():
         reason = family.misfit(demand, demand.num_heads * query_len)
@@ -339,20 +339,20 @@ def passed_over(demand: Demand, query_len: int) -> dict[str, str]:
 
 
 def variants_by_query_len(demand: Demand, most_query_len: int) -> list[AttendVariant]:
-    """Return the variant for each query length from 1; the last one serves all longer ones."""
+    """Return the variant for each query length from 1; the last serves all longer queries."""
     last = min(most_query_len, -(-MOST_PAIRS // demand.num_heads))
     return [serving_variant(demand, length) for length in range(1, last + 1)]
 
 
 def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> int:
-    """Return how many splits a row may have when its bits must not depend on the others (S-20).
+    """Return the maximum number of splits of a row whose bits must not depend on others (S-20).
 
-    A power of two, as :func:`row_share` is: kernels are compiled for each of them.
+    The result is a power of two, as for :func:`row_share`, since kernels are compiled for each.
     """
     split_bytes = max_rows * variant.tile_m * kv_lora_rank * 4
     return largest_power_of_two(min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))
 
 
 def row_share(max_rows: int) -> int:
-    """Return how many programs a row is cut for, of those that `max_rows` rows share."""
+    """Return the number of programs for one row if `max_rows` rows share the grid."""
     return largest_power_of_two(MAX_FIXED_SPLITS // max_rows)

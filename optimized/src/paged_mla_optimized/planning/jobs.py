@@ -1,6 +1,6 @@
-"""Which variants of a plan's kernels exist for an architecture.
+"""The variants of the plan's kernels that are compiled for an architecture.
 
-Every spelling of a mask, over dense inputs and over inputs of any strides.
+They cover every spelling of a mask, for dense inputs and for inputs of any strides.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from paged_mla_optimized.planning.families import AttendVariant
 from paged_mla_optimized.planning.plan import schedule_spec, token_spec
 from paged_mla_optimized.runtime.kernel_spec import STRIDE, NamedSpec
 
-_NUM_SMS = 132  # shapes no code but a division
+_NUM_SMS = 132  # affects only a division in the kernels
 
 
 def jobs(arch: str) -> Iterator[NamedSpec]:
-    """Yield the kernels of a plan, over dense inputs and over inputs of any strides."""
+    """Yield the kernels of a plan, for dense inputs and for inputs of any strides."""
     tiles: dict[AttendVariant, tuple[Types, tuple[int, int], list[int]]] = {}
     for of, every_dims, variant, heads in portable_tiles(arch):
         tiles.setdefault(variant, (of, every_dims[0], heads))
@@ -47,7 +47,7 @@ def jobs(arch: str) -> Iterator[NamedSpec]:
                 **capacities,
             )
             yield from _plan_jobs_of(config, variant)
-            if variant.tile_m == 16:  # few rows make the smallest searches
+            if variant.tile_m == 16:  # few rows give the shortest binary searches
                 for max_rows in ROWS[:3]:
                     yield from _plan_jobs_of(replace(config, max_rows=max_rows), variant)
 
@@ -56,7 +56,7 @@ def _plan_jobs_of(config: MlaConfig, variant: AttendVariant) -> Iterator[NamedSp
     tile = f"m{variant.tile_m}n{variant.tile_n}"
     of_step = f"{config.mask}-{cut(config.batch_invariant)}-rows{config.max_rows}"
     schedule, token = f"schedule-{tile}x{variant.lanes}-{of_step}", f"token-{tile}-{of_step}"
-    strided = {"stride": STRIDE, "ids": "*i64"}  # ids of requests are of either width
+    strided = {"stride": STRIDE, "ids": "*i64"}  # request ids are int32 or int64
     yield NamedSpec(schedule, schedule_spec(config, variant, _NUM_SMS), "i32")
     yield NamedSpec(
         f"{schedule}-strided", schedule_spec(config, variant, _NUM_SMS, **strided), "i32"

@@ -1,18 +1,19 @@
-"""Which rows of a step are absorbed and which materialized: a cost model on the host.
+"""A cost model on the host that decides which rows of a step are absorbed or materialized.
 
-Times of a row of q queries that see k keys, the row's context included, with H heads (S-21):
+The costs of a row of q queries and k keys (its context and its own tokens), with H heads (S-21):
 
-- *absorbed*: every pair of query and key costs ``2 H (2 R + P)`` operations, its attention at least
-  the time to read ``k`` cached tokens; and every query ``2 H R (N + V)`` for both projections.
-- *materialized*: every pair costs ``2 H (N + P + V)``, with queries in tiles; every key
-  ``2 H R (N + V)`` for its projection, ``H (N + V)`` elements written and read, and before that its
-  cached bytes read and ``R + P`` elements written.
+- *absorbed*: every pair of query and key costs ``2 H (2 R + P)`` operations. The attention takes at
+  least the time to read ``k`` cached tokens. Every query costs ``2 H R (N + V)`` operations for
+  both projections.
+- *materialized*: every pair costs ``2 H (N + P + V)`` operations, with queries rounded up to tiles.
+  Every key costs ``2 H R (N + V)`` operations for its projection, and ``H (N + V)`` elements that
+  are written and read. Before that, its cached bytes are read and ``R + P`` elements are written.
 
-Long contexts of DeepSeek's heads so cross where 768 q = 131072: at about 170 queries, whatever the
-heads, were all operations as fast. They are not where a step has few materialized tiles: one tile
-goes through all keys of its row, so that a row of few queries and heads leaves most of the device
-idle, and takes as long as one tile. :data:`RATES` has how fast each kind is, and what a group of
-rows takes however short it is.
+If all operations had the same speed, the costs of long contexts with DeepSeek's heads would be
+equal at 768 q = 131072, which is about 170 queries for any number of heads. The speeds differ if a
+step has few materialized tiles. One tile visits all keys of its row. Therefore a row of few queries
+and heads leaves most of the device idle, and takes as long as one tile. :data:`RATES` has the speed
+of each kind of operation, and the fixed time of each group of rows.
 """
 
 from __future__ import annotations
@@ -27,25 +28,26 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from paged_mla_optimized.config.layer import LayerConfig
 
-_QUERY_TILE = 128  # of materialized attention
+_QUERY_TILE = 128  # query tile of materialized attention
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """How fast a device is at what the two forms are made of.
+    """The speeds of a device at the operations of both forms.
 
     Parameters
     ----------
     absorbed, materialized, projection : float
-        Operations a second of both attentions and of the products with weights.
+        Operations per second of absorbed attention, materialized attention and the products with
+        weights.
     tile : float
-        Operations a second of one materialized tile.
+        Operations per second of one materialized query tile.
     memory : float
-        Bytes a second.
+        Bytes per second.
     absorbed_start, materialized_start : float
-        Seconds that a group of rows takes beside its operations.
+        Fixed seconds of each group of rows.
     several_start : float
-        Seconds more where an absorbed row has several queries.
+        Additional fixed seconds if an absorbed row has several queries.
     """
 
     absorbed: float
@@ -68,22 +70,23 @@ RATES = Rates(
     materialized_start=11e-6,
     several_start=8e-6,
 )
-"""Of an H200, from ``bench/reports/layer.json``; other devices have other ones, but much the same
-proportions."""
+"""Rates of an H200, from ``bench/reports/layer.json``. Other devices have other rates, but with
+similar ratios."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What rows of one config are charged, seconds at :data:`RATES`.
+    """The costs of rows of one config, in seconds at :data:`RATES`.
 
     Parameters
     ----------
     absorbed_pair, absorbed_key, absorbed_query : float
-        A pair of query and key, a key that is read, and the products of a query with weights.
+        A pair of query and key, a key that is read, and the projections of a query.
     made_key : float
-        A key gathered and projected.
+        A key that is gathered and projected.
     attended_pair, attended_key, tile_key : float
-        A pair of materialized heads, a key of theirs that is read, and a key of one tile.
+        A pair of query and key in materialized attention, a materialized key that is read, and a
+        key of one query tile.
     """
 
     absorbed_pair: float
@@ -96,13 +99,13 @@ class Prices:
 
     @classmethod
     def of(cls, config: LayerConfig) -> Prices:
-        """Return those of a config."""
+        """Return the costs for a config."""
         mla = config.attention
         token_bytes, latent = mla.stored.token_bytes(mla), mla.kv_lora_rank + mla.qk_rope_head_dim
         absorbed_pair = 2 * mla.num_heads * (latent + mla.kv_lora_rank)
-        materialized_pair = 2 * sum(config.prefill.head_dims)  # of one head
+        materialized_pair = 2 * sum(config.prefill.head_dims)  # operations of one head
         products = 2 * config.projected * mla.kv_lora_rank / RATES.projection
-        moved = config.projected * mla.dtype.itemsize / RATES.memory  # written, or read
+        moved = config.projected * mla.dtype.itemsize / RATES.memory  # to write, or to read
         gathered = (token_bytes + latent * mla.dtype.itemsize) / RATES.memory
         return cls(
             absorbed_pair=absorbed_pair / RATES.absorbed,
@@ -116,22 +119,22 @@ class Prices:
 
 
 class Forms:
-    """What each row of a step takes in both forms.
+    """The time of each row of a step in both forms.
 
     Parameters
     ----------
     prices : Prices
     query_lens, key_lens : [B], int64
-        Keys that the last query of a row sees, its context and itself included.
+        Query lengths, and the keys that the last query of each row sees, itself included.
 
     Attributes
     ----------
     absorbed : float64 [B]
-        Seconds absorbed.
+        Seconds of the row if it is absorbed.
     keys_made : float64 [B]
         Seconds to gather and project the keys and values of materialized rows.
     attended : float64 [B]
-        Seconds of materialized attention, were the device full.
+        Seconds of materialized attention if it uses the full device.
     """
 
     def __init__(
@@ -139,13 +142,13 @@ class Forms:
     ) -> None:
         self._prices = prices
         queries: NDArray[np.float64] = query_lens.astype(np.float64)
-        # Of rows without queries nothing is read.
+        # Rows without queries read nothing.
         keys: NDArray[np.float64] = np.multiply(key_lens, query_lens > 0, dtype=np.float64)
         self._queries, self._keys = queries, keys
-        # Queries see this many keys on average: of a row's own keys those that are causal.
+        # Average number of keys that a query sees; the row's own tokens are causal.
         seen = np.maximum(keys - 0.5 * queries + 0.5, 0.0)
         padded = (query_lens + (_QUERY_TILE - 1)) & -_QUERY_TILE
-        # Sums run over leading rows absorbed and over last rows materialized, from none on.
+        # Sums over leading absorbed rows and over trailing materialized rows; both start at 0 rows.
         self._rows = rows = np.zeros((3, len(queries) + 1))
         self.absorbed, self.keys_made, self.attended = rows[0, 1:], rows[1, :0:-1], rows[2, :0:-1]
         attention = prices.absorbed_pair * (queries * seen)
@@ -157,11 +160,11 @@ class Forms:
 
     @cached_property
     def tile(self) -> NDArray[np.float64]:
-        """Seconds of one materialized tile, [B]; a step takes the longest at least."""
+        """Seconds of one materialized query tile, [B]; a step takes at least the largest."""
         return self._prices.tile_key * self._keys
 
     def absorbed_rows(self) -> int:
-        """Return how many leading rows are absorbed, so that the whole step takes least time."""
+        """Return the number of leading absorbed rows for which the whole step is fastest."""
         absorbed, made, attended = np.add.accumulate(self._rows, axis=1)
         longest = np.zeros((2, len(absorbed)))
         longest[0, 1:], longest[1, :0:-1] = self._queries, self._keys
@@ -169,14 +172,14 @@ class Forms:
         absorbed += _absorbed_start(absorbed, longest_query)
         materialized = made + np.maximum(attended, self._prices.tile_key * longest_row)
         materialized += (materialized > 0) * RATES.materialized_start
-        total = absorbed[::-1] + materialized  # by materialized rows
-        return len(self._keys) - int(total.argmin())  # those without queries cost nothing
+        total = absorbed[::-1] + materialized  # indexed by the number of materialized rows
+        return len(self._keys) - int(total.argmin())  # rows without queries cost nothing
 
     def slowdown(self, absorbed: int) -> float:
-        """Return how many times as long the step takes as one with each row in its better form.
+        """Return the time of the step divided by its time with each row in its better form.
 
-        So many leading rows are `absorbed`. It is above 1 where rows with few queries stand behind
-        rows with many, and 1 for rows that see no keys.
+        `absorbed` is the number of leading absorbed rows. The result is above 1 if rows with few
+        queries follow rows with many, and 1 if no row sees a key.
         """
         alone = self.keys_made + np.maximum(self.attended, self.tile)
         is_leading = np.arange(len(alone)) < absorbed
@@ -184,7 +187,7 @@ class Forms:
         return self._step_seconds(is_leading) / least if least > 0 else 1.0
 
     def _step_seconds(self, is_absorbed: NDArray[np.bool_]) -> float:
-        """Return the time of both groups."""
+        """Return the time of the absorbed and the materialized rows together."""
         absorbed = self.absorbed[is_absorbed].sum()
         absorbed += _absorbed_start(absorbed, self._queries[is_absorbed].max(initial=0.0))
         rest = ~is_absorbed
@@ -197,6 +200,6 @@ class Forms:
 def _absorbed_start(
     seconds: NDArray[np.float64], longest_query: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return what groups of rows take however short they are; empty ones take nothing."""
+    """Return the fixed time of groups of rows; it is 0 for groups without work."""
     start = RATES.absorbed_start + (longest_query > 1) * RATES.several_start
     return (seconds > 0) * start

@@ -1,4 +1,4 @@
-"""The plan of one step: every buffer the kernels share, filled on the device."""
+"""The plan of one step: the buffers that the kernels share, which are filled on the device."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 
 _TOKENS_PER_PROGRAM = 64
 _ENTRIES_PER_PROGRAM = 512
-_LARGEST = 2**31 - 1  # that an int32 holds
+_LARGEST = 2**31 - 1  # largest int32
 
 
 class PlanKernels:
-    """The launches that describe a step of one variant, whose tiles the schedule counts in.
+    """The kernels that plan a step with one variant, whose tiles determine the schedule.
 
     Parameters
     ----------
@@ -50,19 +50,19 @@ class PlanKernels:
 
 
 class HostPlan(NamedTuple):
-    """What the host knows of a planned step; the rest lies on the device.
+    """The part of a planned step that the host knows; the rest is on the device.
 
     Parameters
     ----------
     num_rows, num_tokens : int
         B and T, padding included.
     max_query_len : int or None
-        The longest query, if the step tells it.
+        The longest query, if the step specifies it.
     choice : int or None
-        Number of the step's variant among those of its instance; ``None`` if a compiled function
-        planned the step: its first launch chooses.
+        Index of the step's variant among those of its instance. ``None`` if a compiled function
+        planned the step; its first launch then chooses the variant.
     query_len : int
-        The query length that the variant's tiles are made for.
+        The query length for which the variant's tiles are chosen.
     given_table : int32 [B, M] or None
         The caller's block table; ``None`` if the plan built one.
     """
@@ -76,13 +76,13 @@ class HostPlan(NamedTuple):
 
 
 class Plan:
-    """Device buffers that describe a step; allocated once, rewritten by :meth:`fill`.
+    """Device buffers that describe a step; they are allocated once and :meth:`fill` rewrites them.
 
     Parameters
     ----------
     config : MlaConfig
     variants : list of AttendVariant
-        Those that a step may get.
+        The variants that a step can get.
     num_sms : int
         Multiprocessors of the device.
     device : torch.device
@@ -92,44 +92,46 @@ class Plan:
     state : int64 [n]
         The storage of all buffers below.
     token_starts : int32 [max_rows + 2]
-        First token of each row, of the padded tokens, and T.
+        First token of each row, then of the padded tokens, then T.
     row_lens : int32 [max_rows + 1]
         ``seq_lens``, then 0 for the padded tokens.
     key_starts : int32 [max_rows + 2]
-        Prefix sums of ``row_lens``, from 0; sums past 2 ** 31 - 1 stay there.
+        Prefix sums of ``row_lens``, from 0; they saturate at 2 ** 31 - 1.
     first_tokens : int32 [max_rows]
-        The first token of each row that is gathered: 0.
+        The first token of each row that is gathered, which is 0.
     unit_starts : int64 [max_rows + 2]
-        Prefix sums of the rows' work, see ``kernels/common/schedule.py``.
+        Prefix sums of the work units of rows, see ``kernels/common/schedule.py``.
     cut : int64 [4], or [5 + max_rows + 1] with ``batch_invariant``
-        Units of one part of the grid, lanes, all units, and overhead, likewise; with splits the
-        padding of a group instead, then the overhead of a split, and the key tiles of each row's.
+        Units of one part of the grid, lanes, all units, and the overhead of a group. With
+        ``batch_invariant`` the fourth entry is the padding of a group; then follow the overhead of
+        a split, and the key tiles of each row's splits.
     shares : int64 [programs, 4], or [programs, 8] with ``batch_invariant``
-        Of each program of the attend kernel: the unit of its first key tile, the first unit past
-        its own, the row of the first, and its first partial query tile. With
-        ``batch_invariant`` the last is the program that begins its last split; then which of its
-        roles have left a state that is not taken yet, between launches none.
+        For each program of the attend kernel: the unit of its first key tile, the first unit after
+        its work, the row of the first unit, and its first partial query tile. With
+        ``batch_invariant`` the fourth entry is the program that begins its last split. Later
+        entries record which roles have published a state that no program has taken yet; between
+        launches there is none.
     joins : int32 [joins, 8]
-        What is joined, see ``kernels/common/schedule.py``.
+        The partial results that are merged, see ``kernels/common/schedule.py``.
     join_starts : int32 [max_rows + 2]
-        Prefix sums of the query tiles of each row that have several splits, from 0; empty without
+        Prefix sums, from 0, of the query tiles of each row that have several splits; empty without
         ``batch_invariant``.
     mask_starts : int64 [max_rows + 1]
-        Of a row's tree matrix, the first element that speaks of drafts.
+        For each row, the first element of its tree matrix that describes drafts.
     positions, slot_mapping : int64 [max_query_tokens]
         Rules S-3 and S-1.
     is_padding : int8 [max_query_tokens]
-        1 for padded tokens, whose answer is (0, -inf).
+        1 for padded tokens, whose output is (0, -inf).
     slots : int64 [T]
-        The planned step's part of `slot_mapping`.
+        The entries of `slot_mapping` for the planned step.
     tree_words : int32 [max_query_tokens, tree_words]
-        The draft tree, 32 nodes a word, whatever its spelling was.
+        The draft tree, with 32 nodes per word, independent of the spelling of the mask.
     table : int32 [max_rows, table_width]
-        Built from a request map; empty if the config asks for none.
+        The table that is built from a request map; empty if the config has no `table_multiple`.
     work : Fixed
-        ``Work``: where an attend kernel finds its share.
+        A ``Work`` record: the buffers in which an attend kernel finds its part of the work.
     host : HostPlan
-        Of the planned step.
+        The sizes and the kernel choice of the planned step.
     """
 
     token_starts: torch.Tensor
@@ -186,9 +188,9 @@ class Plan:
         return {name: getattr(self, name) for name in self._buffers}
 
     def planned(self, name: str, length: int) -> torch.Tensor:
-        """Return the first lines of a buffer; of a compiled step a copy.
+        """Return the first `length` lines of a buffer; in a compiled function, a copy.
 
-        A compiler knows that ``plan`` writes :attr:`state`, not what else lies there.
+        A compiler knows that ``plan`` writes :attr:`state`, but not which buffers it contains.
         """
         if not torch.compiler.is_compiling():
             buffer: torch.Tensor = getattr(self, name)
@@ -196,7 +198,7 @@ class Plan:
         return self._buffer_in(self.state, name)[:length].clone()
 
     def on(self, state: torch.Tensor) -> Plan:
-        """Return this plan, or one like it whose buffers lie in `state`."""
+        """Return this plan, or a copy of it whose buffers are in `state`."""
         if state.data_ptr() == self.state.data_ptr():
             return self
         other = copy.copy(self)
@@ -240,7 +242,7 @@ class Plan:
     @property
     def slots(self) -> torch.Tensor:
         """Slots of the planned step, int64 [T]."""
-        if self._slots.shape[0] != self.num_tokens:  # once a step, not in each of its layers
+        if self._slots.shape[0] != self.num_tokens:  # changes once per step, not in each layer
             self._slots = self.slot_mapping[: self.num_tokens]
         return self._slots
 
@@ -250,7 +252,7 @@ class Plan:
         step: MlaStep,
         host: HostPlan,
     ) -> None:
-        """Rewrite every buffer for a step, in two launches and without synchronising."""
+        """Rewrite every buffer for a step with two kernel launches, without waiting."""
         self.host = host
         self._schedule(kernels, step)
         if host.num_tokens > 0:
@@ -264,7 +266,7 @@ class Plan:
             builders = self.num_rows * -(-config.table_width // _ENTRIES_PER_PROGRAM)
             num_requests = slots.shape[0]
         else:
-            slots, ids = self.table, self.row_lens  # stand-ins, never read
+            slots, ids = self.table, self.row_lens  # placeholders that are never read
             builders = 0
             num_requests = -1
         of_lengths = (*cu_seqlens_q.stride(), *seq_lens.stride())
@@ -290,7 +292,7 @@ class Plan:
 
     def _describe_tokens(self, kernels: PlanKernels, mask: torch.Tensor | None) -> None:
         block_table = self.block_table
-        # Without a tree no mask is read; any tensor stands in for it.
+        # Without a tree no mask is read; any tensor can be passed.
         words = self.tree_words if mask is None else mask.view(torch.uint8)
         joins = most_joins(
             self.config, kernels.variant, kernels.programs, self.num_rows, self.num_tokens
@@ -319,7 +321,7 @@ class Plan:
 def most_joins(
     config: MlaConfig, variant: AttendVariant, programs: int, num_rows: int, num_tokens: int
 ) -> int:
-    """Return how many joins a step may have: one for each part, or query tile of several splits."""
+    """Return the most merges of a step: one per part, or per query tile with several splits."""
     if not config.batch_invariant:
         return programs
     splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
@@ -330,7 +332,7 @@ def most_joins(
 def _buffers(
     config: MlaConfig, variants: list[AttendVariant], num_sms: int
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and dtype of every buffer of a plan."""
+    """Return the shape and dtype of every buffer of a plan."""
     rows, tokens = config.max_rows, config.max_query_tokens
     programs = [variant.programs(num_sms) for variant in variants]
     joins = [most_joins(config, v, v.programs(num_sms), rows, tokens) for v in variants]
@@ -356,12 +358,12 @@ def _buffers(
 
 
 def _words(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Return 64-bit words of a buffer, rounded up so that the next one is aligned to 16 bytes."""
+    """Return the 64-bit words of a buffer, rounded up to a multiple of 16 bytes."""
     return -(-math.prod(shape) * dtype.itemsize // 16) * 2
 
 
 WORK_TYPES = Work("*i64", "*i64", "*i64", "*i32", "*i32", "*i32")
-"""Types of a plan's ``Work``."""
+"""The Triton types of a plan's ``Work``."""
 
 
 def schedule_spec(
@@ -372,9 +374,9 @@ def schedule_spec(
     ids: str = "*i32",
     stride: str = DENSE,
 ) -> KernelSpec:
-    """Return the kernel that turns lengths into a schedule.
+    """Return the kernel that computes a schedule from lengths.
 
-    `ids` is the type of request ids, and `stride` that of the strides which most engines have 1.
+    `ids` is the type of request ids. `stride` is the type of strides that are 1 in most engines.
     """
     types = {
         "lengths": Lengths("*i32", "*i32", stride, stride),
@@ -404,7 +406,7 @@ def schedule_spec(
 
 
 def token_spec(config: MlaConfig, variant: AttendVariant, *, stride: str = DENSE) -> KernelSpec:
-    """Return the kernel that describes tokens; `stride` as in :func:`schedule_spec`."""
+    """Return the kernel that describes tokens; `stride` is as in :func:`schedule_spec`."""
     types = {
         "work": WORK_TYPES,
         "mask_starts_ptr": "*i64",
@@ -431,7 +433,7 @@ def token_spec(config: MlaConfig, variant: AttendVariant, *, stride: str = DENSE
 
 
 def tiles_of(config: MlaConfig, variant: AttendVariant) -> Tiles:
-    """Return the tiles that attend kernels work in; those see no tree's spelling."""
+    """Return the tiles of attend kernels; these kernels do not depend on a tree's spelling."""
     return Tiles(
         config.num_heads,
         "tree" if config.is_tree else config.mask,
@@ -443,7 +445,7 @@ def tiles_of(config: MlaConfig, variant: AttendVariant) -> Tiles:
 
 
 def _fixed_splits(config: MlaConfig, variant: AttendVariant) -> int:
-    """Return most splits of a row, 0 where the grid cuts: kernels then fit every capacity."""
+    """Return the maximum splits of a row, or 0 without ``batch_invariant``."""
     if not config.batch_invariant:
         return 0
     return fixed_splits(variant, config.max_rows, config.kv_lora_rank)

@@ -1,4 +1,4 @@
-"""In which tiles prefill runs: a pure table, with no GPU."""
+"""Choose the tiles of prefill; this module is a pure table and needs no GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paged_mla_optimized.config.architectures import INTERPRETER
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillVariant:
-    """Shape of one launch of the portable kernel.
+    """Tile sizes and launch options of the portable kernel.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class PrefillVariant:
 
 
 HOPPER_DIMS = (128, 64, 128)
-"""Head sizes of ``kernels/hopper/prefill.py``: keys without and with position, values."""
+"""Head sizes of ``kernels/hopper/prefill.py``: of keys without and with position, of values."""
 
 _INTERPRETED = PrefillVariant(tile_m=32, tile_n=32, num_warps=1, num_stages=1)
 _FLOAT32 = PrefillVariant(tile_m=32, tile_n=16, num_warps=8, num_stages=2)
@@ -46,7 +46,7 @@ _TABLE = {
 
 
 def prefill_variant(arch: str, dtype: str, head_dims: tuple[int, int, int]) -> PrefillVariant:
-    """Return the tiles for an architecture, a dtype and the sizes of a head."""
+    """Return the tiles for an architecture, a dtype and head sizes (N, P, V)."""
     if arch == INTERPRETER:
         return _INTERPRETED
     if dtype == "float32":
@@ -55,5 +55,5 @@ def prefill_variant(arch: str, dtype: str, head_dims: tuple[int, int, int]) -> P
 
 
 def is_for_hopper(arch: str, dtype: str, head_dims: tuple[int, int, int]) -> bool:
-    """Return whether the Gluon kernel serves such heads, where it can address their tensors."""
+    """Return whether the Gluon kernel serves these heads, if it can address their tensors."""
     return arch == "sm90" and dtype != "float32" and head_dims == HOPPER_DIMS

@@ -1,1 +1,1 @@
-"""The device, Triton, and the log."""
+"""The device, kernel launches, and the log."""

@@ -1,4 +1,4 @@
-"""NumPy arrays to torch tensors and back, bit by bit."""
+"""Conversions between NumPy arrays and torch tensors that preserve every bit."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _TORCH_DTYPES |= {
 
 
 def to_torch(name: str, array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy `array` to `device` with its strides, and with whatever lies between its elements.
+    """Copy `array` to `device` with its strides, and with the memory between its elements.
 
     Raises
     ------
     InvalidArgument
-        torch has no such dtype; the message calls the array `name`.
+        torch has no matching dtype; the error uses `name` for the array.
     """
     if array.dtype not in _TORCH_DTYPES:
-        raise InvalidArgument(name, array.dtype, "a dtype the problem names")
+        raise InvalidArgument(name, array.dtype, "a dtype that problems use")
     dtype = _TORCH_DTYPES[array.dtype]
     whole = _owner(array)
     steps = [stride // array.itemsize for stride in array.strides]
@@ -53,9 +53,9 @@ def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def to_numpy_spread(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return a new array with the bits of `tensor`, as spread as it is, and what lies between.
+    """Return a new array with the bits of `tensor`, its strides, and the memory in between.
 
-    A tensor whose elements overlap or lie very far apart becomes a dense array.
+    A tensor whose elements overlap or are very far apart becomes a dense array.
     """
     length = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.is_contiguous() or not tensor.numel() <= length <= MOST_GAPS * tensor.numel():
@@ -72,7 +72,7 @@ def _dense(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _owner(array: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the dense array that owns the memory of the view `array`; None if it is no view."""
+    """Return the dense array that owns the memory of the view `array`, or None if there is none."""
     owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base

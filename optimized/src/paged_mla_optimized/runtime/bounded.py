@@ -1,4 +1,4 @@
-"""What is remembered to spare host time, without growing for ever."""
+"""A dict of bounded size, for results that are stored to save host time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ V = TypeVar("V")
 
 
 class Bounded(dict[K, V]):
-    """A dict that forgets all it holds before it would hold more than `most` keys.
+    """A dict that drops all its keys before it would exceed `most` keys.
 
-    What is looked up at every launch is best kept in a plain dict: an order of last use would
-    cost more than finding everything once more, which hardly any process ever has to.
+    It is used for lookups at every launch, where a plain dict is fastest. An order of last use
+    would cost more than computing all values again, which is rarely necessary.
     """
 
     def __init__(self, most: int) -> None:

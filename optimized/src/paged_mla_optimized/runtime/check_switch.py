@@ -1,4 +1,4 @@
-"""The variable by which an operator has every step checked."""
+"""The environment variable that enables checks of every step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paged_mla_optimized.runtime.device import is_capturing
 from paged_mla_shared.errors import InvalidArgument
 
 CHECK_VARIABLE = "PAGED_MLA_CHECK"
-"""1 has every eager plan, and every load of a graph's inputs, hold its values against the rules."""
+"""With 1, every eager plan and every load of graph inputs checks the values against the rules."""
 
 
 class CheckSwitch:
-    """Whether an object checks the values it is given: what the environment said as it was made.
+    """The state of ``PAGED_MLA_CHECK`` for one object, read when the object is made.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class CheckSwitch:
     Raises
     ------
     InvalidArgument
-        The variable is neither 0 nor 1 nor unset; names it.
+        The variable is set to a value other than 0 and 1; the error names it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -36,12 +36,12 @@ class CheckSwitch:
 
     @property
     def is_on(self) -> bool:
-        """Whether to check now: not in a capture, since a check waits for the device."""
+        """Whether to check now; false during a graph capture, since checks wait for the device."""
         return self._is_on and not is_capturing(self._device)
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Check nothing within: steps of a warm-up mean nothing."""
+        """Disable checks inside a with statement, for example for the steps of a warm-up."""
         before, self._is_on = self._is_on, False
         try:
             yield

@@ -1,4 +1,4 @@
-"""Facts about the device that runs the kernels."""
+"""Properties of the device that runs the kernels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from paged_mla_shared.provenance import commit_of
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """An architecture as ``planning/families.py`` names it, and its multiprocessors."""
+    """The name of an architecture as in ``planning/families.py``, and its multiprocessors."""
 
     arch: str
     num_sms: int
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return whether a CUDA graph records the current stream of a device."""
+    """Return whether a CUDA graph captures the current stream of a device."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):
@@ -31,31 +31,35 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
-    """Return the facts of `device`; raises ``Unsupported`` where no kernel can run."""
+    """Return the properties of `device`; raise ``Unsupported`` if no kernel runs on it."""
     interprets = is_interpreting()
     if device.type not in ({"cuda", "cpu"} if interprets else {"cuda"}):
-        raise Unsupported(f"device {device}: needs CUDA, or TRITON_INTERPRET=1 for a CPU")
+        raise Unsupported(
+            f"device {device} is not supported; use CUDA, or TRITON_INTERPRET=1 for a CPU"
+        )
     check_interpreter()
     if interprets:
         return DeviceFacts(INTERPRETER, 1)
     capability = torch.cuda.get_device_capability(device)
     if capability not in ARCHS:
-        raise Unsupported(f"compute capability {capability}: known are {sorted(ARCHS)}")
+        raise Unsupported(
+            f"compute capability {capability} is not supported; supported are {sorted(ARCHS)}"
+        )
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     return DeviceFacts(ARCHS[capability], num_sms)
 
 
 def check_computes(arch: str, dtype: torch.dtype) -> None:
-    """Raise ``Unsupported`` if no kernel computes in `dtype` on an architecture."""
+    """Raise ``Unsupported`` if no kernel supports `dtype` on an architecture."""
     if arch == INTERPRETER and dtype is torch.bfloat16:
         raise Unsupported(
-            f"dtype {dtype}: Triton's interpreter computes on its raw bits; "
-            "allowed there: float32, float16"
+            f"dtype {dtype} is not supported by Triton's interpreter, which computes on its raw "
+            "bits; use one of float32, float16"
         )
 
 
 def device_record() -> dict[str, str]:
-    """Return what a report of measurements says of the device, the versions and the code."""
+    """Return the device, the versions and the commit, for reports of measurements."""
     return {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,

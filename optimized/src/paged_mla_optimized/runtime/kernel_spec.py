@@ -1,15 +1,15 @@
-"""What a kernel is compiled for, declared once, beside the launcher of its operation.
+"""The declaration of a kernel's constants, options and argument types, next to its launcher.
 
-Launches take the kernel, its constants and its options from a :class:`KernelSpec`; ahead-of-time
-compilation takes the types of its arguments besides. Types are spelled as ``triton.tools.compile``
-does: ``*fp32`` is a pointer, ``i32:16`` a number that 16 divides, ``i32:1`` one that is 1.
+Launches use the kernel, its constants and its options from a :class:`KernelSpec`. Ahead-of-time
+compilation also uses the types of its arguments. Types are written as in ``triton.tools.compile``:
+``*fp32`` is a pointer, ``i32:16`` a number that is divisible by 16, ``i32:1`` a number that is 1.
 
-Parameters come in this order: what each launch brings, with TMA descriptors as the last, then the
-constants. Either may be records, ``NamedTuple`` classes whose fields are parameters too. A record
-holds constants alone, or arguments alone, the pointers first.
-Triton 3.6.0 and 3.7.1 specialise on every field of a record, whatever ``do_not_specialize`` names
-(``native_specialize_impl``), and take TMA descriptors as parameters of their own alone: what is
-not to be specialised on, and descriptors, stay outside records.
+The parameters of a kernel have this order: the arguments of each launch, with TMA descriptors last,
+then the constants. Both can be records: ``NamedTuple`` classes whose fields are parameters too. A
+record has either constants only, or arguments only with the pointers first. Triton 3.6.0 and 3.7.1
+specialize on every field of a record, regardless of ``do_not_specialize``
+(``native_specialize_impl``), and accept TMA descriptors only as separate parameters. Therefore
+descriptors, and arguments without specialization, are not fields of records.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ import triton.language as tl
 from paged_mla_optimized.triton_compat.kernels import parameter_names
 
 FP_FUSION = {"enable_fp_fusion": True}
-"""Option of every launch and compilation: ``a * b + c`` may become an instruction that rounds once.
+"""Option of every launch and compilation: ``a * b + c`` may become one instruction, rounded once.
 
-The bits of answers depend on it. By default Triton 3.6 to 3.9 fuse, unless the environment sets
-``TRITON_DEFAULT_FP_FUSION=0``; Triton 3.9 warns that 3.10 will not.
+The bits of outputs depend on it. By default Triton 3.6 to 3.9 fuse, unless the environment sets
+``TRITON_DEFAULT_FP_FUSION=0``. Triton 3.9 warns that 3.10 will not fuse.
 """
 STRIDE = "i32:16"
-"""A stride; so that rows can be aligned, ahead of time 16 divides all of them but DENSE."""
+"""The type of a stride; ahead of time all strides except DENSE are multiples of 16."""
 DENSE = "i32:1"
-"""A stride that is 1 in every engine's tensors; Triton compiles it in."""
+"""The type of a stride that is 1 in the tensors of every engine; Triton compiles it as constant."""
 SHORT = {
     torch.float32: "fp32",
     torch.float16: "fp16",
@@ -40,23 +40,24 @@ SHORT = {
     torch.int16: "i16",
     torch.uint8: "u8",
 }
-"""Triton's names of types."""
+"""Triton's names of dtypes."""
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel, and what it is compiled for.
+    """One kernel with the constants, types and options that it is compiled for.
 
     Parameters
     ----------
     kernel : triton.JITFunction
     constants : dict
-        Value of each constant, by parameter; of a record of constants, the record.
+        Value of each constant, by parameter; for a record of constants, the record.
     types : dict
-        Type of each argument, by parameter; of a record, a record of types, and None for what a
-        kernel is compiled without. Those left out are ``i32``, and strides :data:`STRIDE`.
+        Type of each argument, by parameter; for a record, a record of types. ``None`` marks an
+        argument that the kernel is compiled without. Parameters that are missing here are ``i32``,
+        or :data:`STRIDE` for strides.
     options : dict
-        Triton's options, such as ``num_warps``; :data:`FP_FUSION` is always among them.
+        Triton's options, such as ``num_warps``; :data:`FP_FUSION` is always added.
     """
 
     kernel: Any
@@ -66,31 +67,31 @@ class KernelSpec:
 
     @property
     def launched(self) -> dict[str, Any]:
-        """Constants and options as Triton's launch takes them, by name."""
+        """Constants and options by name, as Triton's launch accepts them."""
         return {n: wrapped(v) for n, v in self.constants.items()} | self.options | FP_FUSION
 
     @property
     def lowered_constants(self) -> tuple[Any, ...]:
-        """Constants in the order of the parameters, as Triton's C launcher takes them."""
+        """Constants in the order of the parameters, as Triton's C launcher accepts them."""
         names = [name for name in parameter_names(self.kernel) if name in self.constants]
         return tuple(_plain(self.constants[name]) for name in names)
 
     @property
     def flat_constants(self) -> dict[str, Any]:
-        """Value of each constant by its name, of those in records too."""
+        """Value of each constant by its name, including constants in records."""
         return dict(_leaves(self.constants))
 
 
 class NamedSpec(NamedTuple):
-    """A variant of a kernel to compile ahead of time.
+    """A kernel variant that is compiled ahead of time.
 
     Parameters
     ----------
     name : str
-        What reports call it.
+        The name of the variant in reports.
     spec : KernelSpec
     dtype : str
-        Of queries and new latents, as :data:`SHORT` spells it; "i32" for the kernels of a plan.
+        The dtype of queries and new latents as in :data:`SHORT`; "i32" for the kernels of a plan.
     """
 
     name: str
@@ -99,25 +100,25 @@ class NamedSpec(NamedTuple):
 
 
 def pointer(dtype: torch.dtype) -> str:
-    """Return the type of a tensor's address; integers stand for what Triton has no name of here."""
+    """Return the pointer type of a tensor; dtypes that :data:`SHORT` lacks become integers."""
     return f"*{SHORT.get(dtype, f'i{8 * dtype.itemsize}')}"
 
 
 def number(value: int) -> str:
-    """Return the type of a number of a config: Triton compiles for 1, and for multiples of 16."""
+    """Return the type of a number of a config; Triton specializes on 1 and on multiples of 16."""
     return DENSE if value == 1 else "i32:16" if value % 16 == 0 else "i32"
 
 
 def overlap_options(overlaps: bool) -> dict[str, int]:  # noqa: FBT001 - calls read as the name does
-    """Return the options of a kernel; one that `overlaps` starts while the one before it runs.
+    """Return the launch options of a kernel.
 
-    Such a kernel waits by itself for what it reads.
+    A kernel that `overlaps` may start while the kernel before it runs; it waits for its inputs.
     """
     return {"launch_pdl": True} if overlaps else {}
 
 
 def leading_pointers(type_: Any) -> int:
-    """Return how many fields of a record are addresses, which are the first; 0 for other types."""
+    """Return the number of pointers of a record, which must be its first fields; else 0."""
     fields = type_ if isinstance(type_, tuple) else ()
     is_pointer = [str(one).startswith("*") for one in fields]
     if sorted(is_pointer, reverse=True) != is_pointer:
@@ -126,7 +127,7 @@ def leading_pointers(type_: Any) -> int:
 
 
 def wrapped(constant: Any) -> Any:
-    """Return a constant as Triton's launch takes it: the fields of a record say what they are."""
+    """Return a constant as Triton's launch accepts it: in a record, each field is a constexpr."""
     if isinstance(constant, tuple):
         return type(constant)(*map(tl.constexpr, constant))
     return constant

@@ -1,9 +1,9 @@
-"""Launches of one kernel, without Triton's analysis of arguments that it has seen before.
+"""Launch one kernel without Triton's analysis of arguments that it has analyzed before.
 
-At every launch Triton looks at every argument for the binary that fits, and encodes every TMA
-descriptor, which costs more host time than the launch. A :class:`Launcher` keeps the binary for
-each key its caller names, and hands Triton's C launcher addresses, numbers and tensor maps alone.
-Profilers that hook into Triton's launches still see each of them.
+At every launch Triton analyzes every argument to find the binary, and encodes every TMA descriptor.
+This costs more host time than the launch. A :class:`Launcher` stores the binary for each key that
+its caller passes, and passes only addresses, numbers and tensor maps to Triton's C launcher.
+Profilers that hook into Triton's launches still see every launch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from paged_mla_optimized.triton_compat.cache_keys import settle_key
 from paged_mla_optimized.triton_compat.kernels import parameter_names, parameters_of
 
 MAX_BINARIES = 1024
-"""Keys of one kernel whose binaries are kept before all of them are forgotten."""
+"""The number of keys of one kernel whose binaries are stored; after that, all are dropped."""
 
 _address = torch.Tensor.data_ptr
 
 
 class Descriptors:
-    """TMA descriptors of one tensor, and what a binary takes in their place.
+    """The TMA descriptors of one tensor, and the arguments that a binary takes instead of them.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Descriptors:
         self._arguments = descriptors
 
     def arguments(self, forms: Forms) -> tuple[Any, ...]:
-        """Return tensor maps, shapes and strides in `forms`, made anew only if those change."""
+        """Return tensor maps, shapes and strides in `forms`, encoded again if `forms` changes."""
         if forms != self.forms:
             self.forms = forms
             self._arguments = self.descriptors if forms is None else self._encode(forms)
@@ -68,35 +68,35 @@ class Descriptors:
 
 
 class Fixed:
-    """An argument that is a record of tensors which never move: lowered once, not at each launch.
+    """An argument that is a record of tensors that never move; it is lowered only once.
 
     Parameters
     ----------
     record : NamedTuple
-        Of tensors alone.
+        A record of tensors only.
     """
 
     def __init__(self, record: Any) -> None:
         self.record = record
         self.lowered: tuple[Any, ...] = ()
-        self.bits = 0  # of all addresses
+        self.bits = 0  # bitwise or of all addresses
 
     def lower(self) -> tuple[Any, ...]:
-        """Return what a binary takes in place of the record."""
+        """Return the addresses that a binary takes instead of the record."""
         addresses = [*map(_address, self.record)]
         self.lowered, self.bits = tuple(addresses), functools.reduce(operator.or_, addresses)
         return self.lowered
 
 
 class Launcher:
-    """One kernel with the constants and options it is compiled for, on one device.
+    """One kernel with its constants and options, on one device.
 
     Parameters
     ----------
     spec : KernelSpec
     cluster : int
-        So many programs that follow each other along axis 0 run on neighbouring multiprocessors;
-        divides the grid. A matter of speed alone: launches by Triton itself go without.
+        Number of consecutive programs along axis 0 that run on neighboring multiprocessors; a
+        divisor of the grid. It affects only speed: launches by Triton itself ignore it.
     """
 
     def __init__(self, spec: KernelSpec, *, cluster: int = 1) -> None:
@@ -105,7 +105,7 @@ class Launcher:
         self._cluster = cluster
         self._named = spec.launched
         self._constants = spec.lowered_constants
-        # Of each parameter's addresses, the bits that have to be 0.
+        # For each parameter, the address bits that must be 0.
         self._masks = [
             15 if p.is_specialized_on_alignment else 0 for p in parameters_of(spec.kernel)
         ]
@@ -118,14 +118,14 @@ class Launcher:
     def __call__(self, grid: Grid, key: Hashable, *arguments: Any) -> None:
         """Launch `grid` programs on the device of the first tensor.
 
-        `arguments` are those of the kernel's parameters but its constants, in order: tensors,
-        numbers, tuples of the fields of records, :class:`Fixed` records, and for the TMA
-        descriptors, which are the last, one :class:`Descriptors`.
+        `arguments` are the arguments of all parameters except constants, in order: tensors,
+        numbers, tuples of the fields of records, :class:`Fixed` records, and one
+        :class:`Descriptors` for the TMA descriptors, which are last.
 
-        `key` holds every number that Triton specialises on: strides of tensors that come from
-        outside. Triton looks for itself if a pointer whose alignment it specialises on is no
-        multiple of 16 bytes, as all of a known binary's are; and always in versions whose C
-        launcher is not known.
+        `key` must contain every number on which Triton specializes, that is the strides of tensors
+        from outside. The binaries are for pointers at multiples of 16 bytes. If a pointer is not,
+        and the kernel specializes on its alignment, Triton launches the kernel itself. It also
+        does so in Triton versions whose C launcher is not known.
         """
         known = self._binaries.get(key)
         if known is None or launch_hooks():
@@ -143,19 +143,19 @@ class Launcher:
                 start(grid, stream_of(device), lowered)
 
     def _launch_by_triton(self, grid: Grid, key: Hashable, arguments: tuple[Any, ...]) -> None:
-        """Launch as Triton does, and keep the binary that it finds for aligned arguments."""
+        """Launch with Triton, and store the binary if the arguments are aligned."""
         device = next(_tensors(arguments)).get_device()
         with torch.cuda.device(device):
             binary = self._kernel[grid](*self._as_records(arguments), **self._named)
         if binary is None or not KNOWS_C_LAUNCHER or self._binaries.get(key) is not None:
-            return  # the interpreter has none
+            return  # the interpreter has no binary
         layout = _Layout(arguments, self._masks, self._pointers)
         if not layout.bits(arguments):
             started = start_of(binary, self._cluster)
             self._binaries[key] = (*started, layout, *device_and_stream(), device)
 
     def _as_records(self, arguments: tuple[Any, ...]) -> Iterator[Any]:
-        """Yield the arguments that Triton's launch takes."""
+        """Yield the arguments for Triton's launch."""
         for argument, record in zip(arguments, self._records, strict=False):
             if isinstance(argument, Descriptors):
                 yield from argument.descriptors
@@ -166,16 +166,16 @@ class Launcher:
 
 
 class _Layout:
-    """Where the tensors are among the arguments of a launch.
+    """The indices of tensors and records among the arguments of a launch.
 
     Parameters
     ----------
     arguments : tuple
-        Of a launch; later ones have the same kinds.
+        Arguments of a launch; later launches have arguments of the same kinds.
     masks : list of int
-        Of each parameter's addresses, the bits that have to be 0.
+        For each parameter, the address bits that must be 0.
     pointers : list of int
-        How many addresses each parameter begins with that is a record.
+        For each parameter that is a record, the number of its leading addresses.
     """
 
     def __init__(self, arguments: tuple[Any, ...], masks: list[int], pointers: list[int]) -> None:
@@ -195,7 +195,7 @@ class _Layout:
                 self._records.append((at, mask, pointers[at]))
 
     def lower(self, arguments: tuple[Any, ...], forms: Forms) -> tuple[tuple[Any, ...], int]:
-        """Return what a binary takes, and those bits of addresses that have to be 0."""
+        """Return the arguments of a binary, and the address bits that should be 0."""
         lowered = list(arguments)
         bits = 0
         for at, mask in self._tensors:
@@ -221,7 +221,7 @@ class _Layout:
         return tuple(lowered), bits
 
     def bits(self, arguments: tuple[Any, ...]) -> int:
-        """Return the bits of addresses that have to be 0."""
+        """Return the address bits that should be 0."""
         forms = arguments[-1].forms if self._has_descriptors else None
         return self.lower(arguments, forms)[1]
 

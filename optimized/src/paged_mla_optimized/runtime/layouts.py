@@ -1,4 +1,4 @@
-"""Layouts and addresses of arguments that passed their checks: looking again costs host time."""
+"""A cache of argument layouts that passed their checks, since repeated checks cost host time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from paged_mla_optimized.runtime.bounded import Bounded
 
 MAX_LAYOUTS = 4096
-"""Layouts that are known to be right before all are forgotten."""
+"""The number of layouts that are stored; after that, all are dropped."""
 
 
 def known_layouts() -> Bounded[Hashable, None]:
-    """Return a place for the layouts of an operation's arguments that passed."""
+    """Return an empty cache for argument layouts that passed the checks of an operation."""
     return Bounded(MAX_LAYOUTS)
 
 
 def layout_of(*tensors: torch.Tensor | None) -> Hashable:
-    """Return all that checks look at; nothing that has passed them if one is no tensor."""
+    """Return all properties that checks depend on, or ``None`` if an argument has no address."""
     try:
         return tuple(
             [

@@ -1,4 +1,4 @@
-"""The logger of the package, and the variable that turns it on."""
+"""The logger of the package, and the environment variable that enables it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ LOGGER = logging.getLogger("paged_mla")
 LOGGER.addHandler(logging.NullHandler())
 
 LEVEL_VARIABLE = "PAGED_MLA_LOG"
-"""Names a level of :mod:`logging`; messages go to stderr then, also without a set-up engine."""
+"""A level of :mod:`logging`. If it is set, messages go to stderr without any configuration."""
 
 
 def log_to_stderr(level: str) -> None:
-    """Print the package's messages from `level` on.
+    """Print the package's messages of `level` and above.
 
     Raises
     ------
     InvalidArgument
-        No level of :mod:`logging` is called so; names the variable.
+        `level` is not a level of :mod:`logging`; the error names the environment variable.
     """
     levels = logging.getLevelNamesMapping()
     if level.upper() not in levels:

@@ -1,4 +1,4 @@
-"""Objects that own kernels, graphs or handles, which a copy of them would share."""
+"""A base class of objects whose kernels, graphs or handles must not be shared with a copy."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from paged_mla_shared.errors import Unsupported
 
 
 class Uncopied:
-    """Base of classes whose instances ``copy``, ``deepcopy`` and ``pickle`` refuse.
+    """Base class of instances that ``copy``, ``deepcopy`` and ``pickle`` reject.
 
-    A copy would go on with the buffers, handles and encoded addresses of the original, and the two
-    would overwrite each other's steps.
+    A copy would share the buffers, handles and encoded addresses of the original. Then the copy
+    and the original would overwrite each other's steps.
     """
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse what ``copy`` and ``pickle`` ask for.
+        """Reject ``copy`` and ``pickle``, which call this method.
 
         Raises
         ------
@@ -24,6 +24,6 @@ class Uncopied:
         """
         name = type(self).__name__
         raise Unsupported(
-            f"a copy or a pickle of a {name}, which owns buffers and kernels on a device: "
-            f"make another {name} with the arguments that this one was made with"
+            f"a copy or a pickle of a {name}, which owns buffers and kernels on a device, is not "
+            f"supported; make another {name} with the arguments of this one"
         )

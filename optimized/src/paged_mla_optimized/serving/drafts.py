@@ -1,4 +1,4 @@
-"""What a draft model's steps look like to ``plan``: fixed shapes, filled on the device."""
+"""The steps of a draft model: tensors of fixed shapes for ``plan``, filled on the device."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from paged_mla_shared.errors import InvalidArgument
 _ENTRIES_PER_PROGRAM = 512
 _TOKENS_PER_PROGRAM = 8
 _MOST_A_ROW = 2**16
-"""Steps and own blocks of a row: of all rows together, they are counted in int32."""
+"""The largest number of steps, and of own blocks of a row; their sum over rows fits int32."""
 
 
 class ExtendWindow:
-    """Draft-extend: `window` tokens of every request, whatever was accepted (S-16).
+    """Draft-extend: a step of `window` tokens of every request, for all accepted lengths (S-16).
 
     Parameters
     ----------
     max_rows, window : int
-        B, 1 to 32766, and the tokens of each row, >= 1; together at most 2^23 tokens.
+        B, 1 to 32766, and the tokens of each row, >= 1; their product is at most 2^23.
     device : torch.device
 
     Attributes
@@ -45,9 +45,9 @@ class ExtendWindow:
     Raises
     ------
     InvalidArgument
-        No rows, no tokens, or more of them than a step may have.
+        A size is outside its range.
     Unsupported
-        There is no such device.
+        The device is not available.
     """
 
     def __init__(self, max_rows: int, window: int, device: torch.device | str) -> None:
@@ -60,9 +60,9 @@ class ExtendWindow:
         self._switch = CheckSwitch(device)
 
     def check(self, committed: torch.Tensor) -> None:
-        """Hold the *values* of a step against the rules; for debugging, since it synchronises.
+        """Check the *values* of a step against the rules; for debugging, since it synchronizes.
 
-        The step itself is held by :meth:`PagedMla.check`, once it is filled.
+        The filled step itself is checked by :meth:`PagedMla.check`.
 
         Parameters
         ----------
@@ -72,7 +72,7 @@ class ExtendWindow:
         Raises
         ------
         InvalidArgument
-            As :meth:`fill` does; or a length is below 0, or with its window past int32.
+            The errors of :meth:`fill`; or a length is below 0, or exceeds int32 with its window.
         """
         self._check(committed)
         most = 2**31 - 1 - self.window
@@ -83,19 +83,20 @@ class ExtendWindow:
             raise InvalidArgument("committed", f"{lens[row]} in row {row}", f"0 to {most}")
 
     def fill(self, committed: torch.Tensor) -> None:
-        """Extend rows from their committed lengths, int32 [max_rows]; 0 marks a padded row.
+        """Set :attr:`seq_lens` to the committed lengths, int32 [max_rows], plus the window.
 
-        What an earlier window wrote past the accepted tokens is overwritten by this one.
+        A committed length of 0 marks a padded row. The window overwrites what an earlier window
+        wrote after the accepted tokens.
 
         Raises
         ------
         InvalidArgument
-            Lengths of another shape, dtype or device, or :attr:`seq_lens` itself.
+            `committed` has another shape, dtype or device, or is :attr:`seq_lens` itself.
         """
         self._check(committed)
         if self._switch.is_on:
             self.check(committed)
-        # Lengths below 0 stay below 0, and those past int32 wrap to below 0: padded rows.
+        # Lengths below 0 stay below 0, and sums past int32 wrap to below 0: both are padded rows.
         torch.clamp(committed, min=0, max=1, out=self.seq_lens)
         self.seq_lens.mul_(self.window).add_(committed)
 
@@ -107,24 +108,25 @@ class ExtendWindow:
 
 
 class DraftSteps:
-    """Multi-step drafts with k branches a request: one row of one token each (S-15).
+    """Multi-step drafts with k branches per request: each branch is a row of one token (S-15).
 
-    Row ``b * k + j`` of step i reads the prefix of request b and its own i + 1 drafts. Full
-    blocks of the prefix are shared. A last, partly filled one is not: each branch goes on in
-    blocks of its own, the first of which gets a copy (:meth:`copy_tails`).
+    In step i, row ``b * k + j`` reads the prefix of request b and its own i + 1 drafts. Branches
+    share the full blocks of the prefix. Each branch continues in blocks of its own; the first of
+    these gets a copy of the prefix's partly filled block (:meth:`copy_tails`).
 
-    Before requests come, call both with prefixes of length 0: they compile, and touch no cache.
+    To compile the kernels before requests arrive, call :meth:`fill` and :meth:`copy_tails` with
+    prefixes of length 0: they do not touch the cache.
 
     Parameters
     ----------
     max_requests, branches, steps : int
-        B, k and how many steps; all >= 1. ``B * k`` is at most 32766 rows, and `steps` at most
+        B, k and the number of steps; all >= 1. ``B * k`` is at most 32766 rows, and `steps` at most
         65536.
     prefix_width, own_width : int
-        Columns of the prefix table, and blocks that each branch owns; >= 0. `own_width` is at most
-        65536, and both together 33553920.
+        Columns of the prefix table, and blocks of each branch; >= 0. `own_width` is at most
+        65536, and the sum of both at most 33553920.
     block_size : int
-        1 to 32768, as of the cache.
+        Tokens of a block of the cache, 1 to 32768.
     device : torch.device
 
     Attributes
@@ -132,14 +134,14 @@ class DraftSteps:
     cu_seqlens_q : int32 [B * k + 1]
     seq_lens : int32 [steps, B * k]
     block_table : int32 [B * k, prefix_width + own_width]
-        The same for all steps; -1 where a row has no block.
+        The same for all steps; -1 for entries without a block.
 
     Raises
     ------
     InvalidArgument
-        A size out of its range, or own blocks that a tail and the drafts do not fit.
+        A size is outside its range, or the own blocks are too few for a tail and the drafts.
     Unsupported
-        There is no such device.
+        The device is not available.
     """
 
     def __init__(
@@ -160,10 +162,10 @@ class DraftSteps:
         check_between(0, _MOST_A_ROW, own_width=own_width)
         check_between(0, MAX_DRAFT_TABLE - own_width, prefix_width=prefix_width)
         max_requests, branches, steps = int(max_requests), int(branches), int(steps)
-        own_width, block_size = int(own_width), int(block_size)  # launches take none of NumPy's
+        own_width, block_size = int(own_width), int(block_size)  # launches reject NumPy integers
         if own_width * block_size < block_size - 1 + steps:
             given = f"{own_width} blocks of {block_size}"
-            raise InvalidArgument("own_width", given, f"room for a tail and {steps} drafts")
+            raise InvalidArgument("own_width", given, f"blocks for a tail and {steps} drafts")
         rows, device = max_requests * branches, device_of(device)
         self._switch = CheckSwitch(device)
         self.block_size = block_size
@@ -182,22 +184,22 @@ class DraftSteps:
         *,
         num_blocks: int | None = None,
     ) -> None:
-        """Hold the *values* of a draft against the rules; for debugging, since it synchronises.
+        """Check the *values* of a draft against the rules; for debugging, since it synchronizes.
 
         Parameters
         ----------
         prefix_lens, prefix_table, branch_blocks
             As for :meth:`fill`.
         num_blocks : int or None
-            Of the cache; ``None`` where it is not known: no block is too large then.
+            Blocks of the cache; with ``None``, block numbers have no upper limit.
 
         Raises
         ------
         InvalidArgument
-            Names the argument that no rule allows: a prefix that its table is too narrow for, or
-            that passes int32 with its drafts, a block that no cache has, or a block of a branch
-            that a prefix or another branch has too (S-13, S-15). Blocks that no step of the
-            draft reaches are not looked at.
+            An argument breaks a rule; the error names it. Examples are a prefix that does not fit
+            its table, a prefix that exceeds int32 with its drafts, a block that the cache does not
+            have, and a block of a branch that a prefix or another branch has too (S-13, S-15).
+            Blocks that no step of the draft reaches are not checked.
         """
         self._check(prefix_lens, prefix_table, branch_blocks)
         num_blocks = blocks_of_cache(num_blocks, None)
@@ -209,12 +211,12 @@ class DraftSteps:
         width = prefix_table.shape[1]
         if (lens > width * size).any():
             row = int((lens > width * size).argmax())
-            allowed = f"at most {width * size}, for which prefix_table has columns"
+            allowed = f"at most {width * size}, the tokens that prefix_table has columns for"
             raise InvalidArgument("prefix_lens", f"{lens[row]} in request {row}", allowed)
         most = 2**31 - 1 - len(self.seq_lens)
         if (lens > most).any():
             row = int((lens > most).argmax())
-            allowed = f"at most {most}, so that lengths with the drafts are int32"
+            allowed = f"at most {most}, so that lengths with drafts fit int32"
             raise InvalidArgument("prefix_lens", f"{lens[row]} in request {row}", allowed)
         prefixes = Table(paging, lens, lens, prefix_table.cpu().numpy(), "prefix_table")
         prefixes.check(num_blocks)
@@ -223,23 +225,23 @@ class DraftSteps:
         own = branch_blocks.cpu().numpy().reshape(-1, own_width)
         branch_table = Table(paging, reached, reached, own, "branch_blocks")
         branch_table.check(num_blocks)
-        branch_table.check_planned_slots()  # all that a branch reaches is written by it alone
+        branch_table.check_planned_slots()  # a branch writes all blocks that it reaches
         shared = np.intersect1d(branch_table.used[0], prefixes.used[0])
         if shared.size:
             given = f"block {shared[0]}, which a prefix has too"
-            raise InvalidArgument("branch_blocks", given, "blocks of one branch alone")
+            raise InvalidArgument("branch_blocks", given, "blocks of one branch only")
 
     def fill(
         self, prefix_lens: torch.Tensor, prefix_table: torch.Tensor, branch_blocks: torch.Tensor
     ) -> None:
-        """Describe all steps of a draft. One launch.
+        """Describe all steps of a draft with one kernel launch.
 
         Parameters
         ----------
         prefix_lens : int32 [B], contiguous
             Committed tokens; 0 marks a padded request, whose branches are padded rows.
         prefix_table : int32 [B, prefix_width]
-            Entries past a prefix's blocks are never read.
+            Entries after a prefix's blocks are never read.
         branch_blocks : int32 [B, k, own_width], contiguous
 
         Raises
@@ -278,23 +280,23 @@ class DraftSteps:
         prefix_table: torch.Tensor,
         branch_blocks: torch.Tensor,
     ) -> None:
-        """Give each branch its copy of the prefix's partly filled block; once for each cache.
+        """Copy the prefix's partly filled block to each branch; call it once for each cache.
 
         Parameters
         ----------
         cache : [num_blocks, block_size, width], or LatentCache
-            Any width and strides, the last one 1. Rows of 8 bits come as a LatentCache, whose
-            format says which scales there are.
+            Any width and strides, but the last stride is 1. An FP8 cache must be a LatentCache,
+            whose format determines its scales.
         prefix_lens, prefix_table, branch_blocks : Tensor
-            Those of :meth:`fill`.
+            The arguments of :meth:`fill`.
 
-        Bytes are copied, and the scales of the tokens with them: nothing is rounded anew.
+        Bytes and the scales of their tokens are copied; nothing is rounded again.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or strides are wrong, or the cache has not the scales of
-            its format.
+            A tensor's shape, dtype, device or strides are wrong, or the cache does not have the
+            scales of its format.
         """
         latents, scales = tensors_of_blocks(cache)
         requests, branches, own_width = self._shape
@@ -304,7 +306,7 @@ class DraftSteps:
         if isinstance(cache, LatentCache):
             check_scales(cache, self.block_size, device)
         elif latents.dtype is torch.uint8:
-            allowed = "a LatentCache, whose format says which scales there are"
+            allowed = "a LatentCache, whose format determines the scales"
             raise InvalidArgument("cache", f"a tensor of {cache.dtype}", allowed)
         check_written_cache(latents, scales)
         lengths = self._check(prefix_lens, prefix_table, branch_blocks)
@@ -337,7 +339,7 @@ class DraftSteps:
     def _check(
         self, prefix_lens: torch.Tensor, prefix_table: torch.Tensor, branch_blocks: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Hold what both calls are given against the sizes; return it by name."""
+        """Check the arguments of both methods; return them by name."""
         requests, _, own_width = self._shape
         device = self.block_table.device
         prefix_width = self.block_table.shape[1] - own_width
@@ -355,7 +357,7 @@ class DraftSteps:
 
 
 def draft_rows_spec() -> KernelSpec:
-    """Return the kernel that lists the drafts' rows."""
+    """Return the kernel that writes the rows of the drafts."""
     types = {
         "prefix_lens_ptr": "*i32",
         "prefix_table_ptr": "*i32",
@@ -369,7 +371,7 @@ def draft_rows_spec() -> KernelSpec:
 def copy_tails_spec(
     dtype: torch.dtype, width: int, block_size: int, scales_per_block: int
 ) -> KernelSpec:
-    """Return the kernel that copies blocks of lines of so many elements."""
+    """Return the kernel that copies blocks of tokens of `width` elements."""
     types = {
         "cache_ptr": pointer(dtype),
         "scales_ptr": "*fp32",

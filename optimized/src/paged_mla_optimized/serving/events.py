@@ -1,4 +1,4 @@
-"""Completion of one layer's cache write, for whoever ships the cache while the next layer runs."""
+"""Events for the completion of a layer's cache write, for transfers while the next layer runs."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 
 class LayerEvents(Uncopied):
-    """One event for each layer; recorded after its ``append``, in eager steps and in graphs.
+    """One CUDA event for each layer, recorded after its ``append`` in eager steps and in graphs.
 
-    Captured, the record is a node of the graph: each replay records it anew, and a wait that is
-    issued after the replay waits for that replay.
+    In a capture, the record becomes a node of the graph. Each replay records the event again, and
+    a wait after the replay waits for that replay.
 
     Parameters
     ----------
     num_layers : int
-        >= 1. Methods take a `layer` from 0 to ``num_layers - 1``.
+        Number of layers, >= 1. Methods take a `layer` from 0 to ``num_layers - 1``.
 
     Raises
     ------
     InvalidArgument
-        No layers; in methods, a layer that is not there.
+        `num_layers` is below 1; in methods, `layer` is outside its range.
     Unsupported
-        There is no GPU, whose streams events belong to.
+        No GPU is available; events belong to the streams of a GPU.
     """
 
     def __init__(self, num_layers: int) -> None:
         check_at_least(1, num_layers=num_layers)
         if not torch.cuda.is_available():
-            raise Unsupported("events of layers: there is no GPU, whose streams record them")
-        # External: visible outside the graph that records it, where others become edges inside.
+            raise Unsupported("LayerEvents need a GPU, whose streams record them; there is none")
+        # External events are visible outside the graph; others become edges inside the graph.
         self._events: list[torch.cuda.Event] = [
             torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]  # torch has no types
             for _ in range(num_layers)
         ]
 
     def record(self, layer: int) -> None:
-        """Mark `layer` complete once the current stream has done what it holds now."""
+        """Mark `layer` complete after all work that the current stream has now."""
         self._event(layer).record()
 
     def wait(self, layer: int, stream: torch.cuda.Stream) -> None:
-        """Let `stream` go on only once `layer` is complete; returns at once."""
+        """Make `stream` wait until `layer` is complete; the call returns at once."""
         stream.wait_event(self._event(layer))
 
     def synchronize(self, layer: int) -> None:

@@ -1,4 +1,4 @@
-"""A step recorded once in CUDA graphs, and replayed for every batch that fits (S-17)."""
+"""A step that is captured in CUDA graphs, and replayed for every batch that fits (S-17)."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _WARM_UPS = 2
 
 
 class StaleGraph(RuntimeError):
-    """There is no captured step, or a tensor it reads is no longer where it was: capture again."""
+    """No step is captured, or a tensor that the graph reads has moved: capture again."""
 
 
 class GraphedStep(Uncopied):
-    """Plan and model in CUDA graphs, one for each bucket, in one memory pool.
+    """Planning and model in CUDA graphs, one graph for each bucket, in one memory pool.
 
-    Buckets are captured largest first, so that the smaller ones live in the memory of the
-    largest. All of them share the inputs and the workspace of `mlas`: replays on one stream may
-    follow each other in any order. Where capturing raises, the inputs are idle afterwards.
+    Buckets are captured from the largest to the smallest, so that smaller graphs reuse the memory
+    of the largest. All graphs share the inputs and the workspace of `mlas`: replays on one stream
+    may have any order. If a capture raises an error, the inputs are idle afterwards.
 
     Parameters
     ----------
     mlas : sequence of PagedMla or MlaLayer
-        Planned from the step's inputs before `model_fn` runs, so that layers only append and
-        attend. Empty if `model_fn` plans itself, as drafts of several steps do.
+        Instances that plan the step's inputs before `model_fn` runs, so that layers only append and
+        attend. Empty if `model_fn` plans by itself, as for multi-step drafts.
     model_fn : callable of StepView
-        The layers. Runs eagerly on idle inputs first, which append nothing to a cache, also where
-        it appends to named slots of `inputs`; must neither wait for the device nor read values.
-        What it returns, :meth:`replay` returns.
+        Runs the layers; :meth:`replay` returns its result. It first runs eagerly on idle inputs,
+        for which it appends nothing to a cache, also with slots from `inputs`. It must neither
+        wait for the device nor read values.
     inputs : StepInputs
     buckets : sequence of Bucket
     caches : sequence of Tensor or LatentCache
-        Caches that `model_fn` uses. A replay after one of them moved raises ``StaleGraph``.
+        Caches that `model_fn` uses. If one of them moves, a replay raises ``StaleGraph``.
 
     Raises
     ------
     InvalidArgument, Unsupported
-        As :meth:`recapture` does.
+        The errors of :meth:`recapture`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GraphedStep(Uncopied):
         self._caches = each_of("caches", caches, torch.Tensor, LatentCache)
         self._switch = CheckSwitch(inputs.seq_lens.device)
         self.graph_bytes: dict[Bucket, int] = {}
-        """Device memory that capturing each bucket took."""
+        """Device memory in bytes that the capture of each bucket took."""
         self._ascending: list[Bucket] = []
         self._graphs: dict[Bucket, _Captured] = {}
         self.recapture(buckets)
@@ -78,18 +78,18 @@ class GraphedStep(Uncopied):
     def recapture(
         self, buckets: Sequence[Bucket] | None = None, caches: Sequence[Cache] | None = None
     ) -> None:
-        """Capture again: for other buckets, or after the caches moved.
+        """Capture again, for other buckets or after the caches moved.
 
-        The graphs that were there make room first. Where `model_fn` raises, there are none until
-        capturing succeeds: replays raise ``StaleGraph``.
+        The existing graphs are freed first. If `model_fn` raises an error, no graph exists until a
+        capture succeeds, and replays raise ``StaleGraph``.
 
         Raises
         ------
         InvalidArgument
-            No bucket, one that is none or that the inputs have no room for, or a cache that is
-            none; the graphs are as they were.
+            `buckets` is empty, has an entry that is not a bucket or does not fit the inputs, or a
+            cache is not a cache. The graphs are unchanged then.
         Unsupported
-            The inputs are on no GPU, and only a GPU has CUDA graphs.
+            The inputs are not on a GPU, which CUDA graphs need.
         """
         if buckets is not None:
             buckets = each_of("buckets", buckets, Bucket)
@@ -104,7 +104,7 @@ class GraphedStep(Uncopied):
         addresses = _addresses_of(caches)
         self._ascending, self._caches, self._addresses = buckets, caches, addresses
         self._forget()
-        # Another pool: torch may not capture into one that only answers of earlier replays hold.
+        # A new pool: torch cannot capture into one that only outputs of earlier replays use.
         self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.device(self.inputs.seq_lens.get_device()):
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types
@@ -116,14 +116,14 @@ class GraphedStep(Uncopied):
                 raise
             finally:
                 self.inputs.clear()
-                torch.cuda.synchronize()  # the next step may be loaded on any stream
+                torch.cuda.synchronize()  # the next step may be loaded on another stream
 
     def _forget(self) -> None:
         self._graphs.clear()
         self.graph_bytes.clear()
 
     def bucket(self, rows: int, tokens: int, max_query_len: int | None = None) -> Bucket:
-        """Return the smallest bucket that a step fits; parameters are those of :meth:`replay`."""
+        """Return the smallest bucket that fits a step; parameters are those of :meth:`replay`."""
         needed = Bucket(tokens, rows, max_query_len)
         for bucket in self._ascending:
             if all(room >= need for room, need in zip(bucket.size, needed.size, strict=True)):
@@ -132,35 +132,35 @@ class GraphedStep(Uncopied):
         raise InvalidArgument("step", needed, f"{allowed}; recapture(buckets=...) for a larger one")
 
     def replay(self, rows: int, tokens: int, max_query_len: int | None = None) -> Any:
-        """Run the step that lies in :attr:`inputs`; return what `model_fn` returned at capture.
+        """Run the step in :attr:`inputs`; return the result of `model_fn` at the capture.
 
-        It is the planned step of `mlas` afterwards, in the sizes of its bucket.
+        Afterwards this step is the latest planned step of `mlas`, with the sizes of its bucket.
 
         Parameters
         ----------
         rows, tokens : int
-            Upper bounds that choose the bucket. Lengths are read on the device.
+            Upper bounds that choose the bucket. The lengths themselves are read on the device.
         max_query_len : int or None
-            Longest query of any row; ``None`` where the host does not know, and takes only
-            buckets without such a bound.
+            The longest query of any row. ``None`` means that the host does not know it; only
+            buckets without a `max_query_len` fit then.
 
         Raises
         ------
         InvalidArgument
-            No bucket is large enough, or what no step has: fewer than no rows or tokens, a longest
-            query below 1.
+            No bucket is large enough, `rows` or `tokens` is negative, or `max_query_len` is below
+            1.
         StaleGraph
-            A cache moved since the capture, or capturing failed.
+            A cache moved since the capture, or the last capture failed.
 
         Notes
         -----
-        ``PAGED_MLA_CHECK=1`` has it wait for the device, and hold the inputs and the scales of
-        `caches` against the rules, as each of `mlas` reads them.
+        With ``PAGED_MLA_CHECK=1`` a replay waits for the device and checks the inputs, and the
+        scales of `caches` that each of `mlas` reads, against the rules.
         """
         if not self._graphs:
-            raise StaleGraph("no graph since capturing failed: call recapture()")
+            raise StaleGraph("there is no graph, since capturing failed; call recapture()")
         if _addresses_of(self._caches) != self._addresses:
-            raise StaleGraph("a cache moved since the capture: call recapture(caches=...)")
+            raise StaleGraph("a cache moved since the capture; call recapture(caches=...)")
         bucket = self.bucket(rows, tokens, max_query_len)
         if self._switch.is_on:
             self._check(self.inputs.view(bucket), rows)
@@ -171,15 +171,15 @@ class GraphedStep(Uncopied):
         return captured.outputs
 
     def run_eagerly(self, view: StepView) -> Any:
-        """Run the step without a graph; the same launches."""
+        """Run the step without a graph, with the same kernel launches."""
         for mla in self._mlas:
             mla.plan(view.step)
         return self._model_fn(view)
 
     def _check(self, view: StepView, rows: int) -> None:
-        """Hold the inputs, and caches of the format of `mlas`, against the rules."""
+        """Check the inputs, and the caches of the formats of `mlas`, against the rules."""
         if rows < self.inputs.loaded_rows:
-            allowed = f"at least {self.inputs.loaded_rows}, which load() copied"
+            allowed = f"at least {self.inputs.loaded_rows}, the rows that load() copied"
             raise InvalidArgument("rows", rows, allowed)
         for mla in self._mlas:
             caches: list[Cache | None] = [
@@ -194,12 +194,12 @@ class GraphedStep(Uncopied):
         self.inputs.clear()
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # left even where the end of a broken capture raises
+        with torch.cuda.stream(stream):  # restores the stream even if the end of a capture raises
             for _ in range(_WARM_UPS):  # compiles kernels and fills library workspaces
                 self.run_eagerly(view)
-            self.inputs.poison()  # nothing that is recorded may depend on what is there now
+            self.inputs.poison()  # the captured work must not depend on values at the capture
             torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # what the warm-up left would count as memory given back
+            torch.cuda.empty_cache()  # memory of the warm-up would distort the measured size
             free = torch.cuda.mem_get_info()[0]
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=stream):
@@ -213,7 +213,7 @@ class GraphedStep(Uncopied):
 
 
 class _Captured(NamedTuple):
-    """A graph, what it returns, and the step that it plans for each instance."""
+    """A graph, its result, and the step that it plans for each instance."""
 
     graph: torch.cuda.CUDAGraph
     outputs: Any

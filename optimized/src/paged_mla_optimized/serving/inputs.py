@@ -1,4 +1,4 @@
-"""The tensors a captured step reads: fixed addresses, room for the largest step."""
+"""The tensors that a captured step reads: fixed addresses, sized for the largest step."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ TokenInput: TypeAlias = (
     tuple[tuple[int, ...], torch.dtype] | tuple[tuple[int, ...], torch.dtype, float | None]
 )
 _NO_BLOCK = 2**31 - 1
-_OF_STEPS = ("cu_seqlens_q", "seq_lens", "block_table", "mask")  # `load` takes them by these names
+_OF_STEPS = ("cu_seqlens_q", "seq_lens", "block_table", "mask")  # inputs of every step
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Fixed shape of a captured step: T tokens in B rows, padding included.
+    """The fixed shape of a captured step: T tokens in B rows, padding included.
 
     Parameters
     ----------
     tokens, rows : int
-        0 to 2^23, and 0 to 32766.
+        T, 0 to 2^23, and B, 0 to 32766.
     max_query_len : int or None
-        Longest query that its kernel is chosen for, as for :meth:`PagedMla.plan`; 1 to 2^23.
+        The longest query, which chooses the kernel as in :class:`MlaStep`; 1 to 2^23.
 
     Raises
     ------
     InvalidArgument
-        One of them is no integer or out of its range.
+        A value is not an integer or is outside its range.
     """
 
     tokens: int
@@ -66,14 +66,14 @@ class Bucket:
 
     @property
     def size(self) -> tuple[int, int, float]:
-        """What a step must not pass: tokens, rows, and the longest query of a row."""
+        """The largest step of the bucket: tokens, rows, and the longest query of a row."""
         longest = math.inf if self.max_query_len is None else self.max_query_len
         return self.tokens, self.rows, longest
 
 
 @dataclass(frozen=True)
 class StepView:
-    """The leading part of :class:`StepInputs` that one bucket reads.
+    """The leading part of :class:`StepInputs` that a step of one bucket reads.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class StepView:
 
     @property
     def step(self) -> MlaStep:
-        """The step that ``plan`` takes, as large as the bucket."""
+        """The step for ``plan``, with the sizes of the bucket."""
         return MlaStep(
             self.cu_seqlens_q,
             self.seq_lens,
@@ -107,36 +107,35 @@ class StepView:
 
 
 class StepInputs:
-    """Metadata and per-token tensors of a step, padded as rules S-2 and S-6 say.
+    """The metadata and per-token tensors of a step, padded according to rules S-2 and S-6.
 
-    An engine writes into the tensors itself, or calls :meth:`load`; neither waits for the device.
+    An engine writes the tensors itself, or calls :meth:`load`. Neither waits for the device.
 
     Parameters
     ----------
     config : MlaConfig
-        Its capacities and mask. For a ``ContextParallelMla``, whose blocks in a table have the
-        tokens of all ranks, ``replace(config, block_size=config.block_size * world)``.
+        Determines the capacities and the mask. The blocks in a ``ContextParallelMla``'s tables have
+        the tokens of all ranks: use ``replace(config, block_size=config.block_size * world)``.
     device : torch.device
     tokens : dict of name to ([T, ..], dtype) or ([T, ..], dtype, padding)
         Further tensors with one line for each token; T is ``max_query_tokens``. `padding` fills the
-        lines of padded tokens. Without it, or with ``None``, it is -1 for signed integers, since 0
-        is a slot, a block or a row as any other and -1 is none of them, and 0 for other types.
-        Token ids that index an embedding need a `padding` that is an id:
-        ``"ids": ((T,), torch.int64, 0)``.
+        lines of padded tokens. By default, or with ``None``, it is 0, or -1 for signed integers,
+        because 0 can be a valid slot, block or row and -1 cannot. Token ids that index an
+        embedding need a `padding` that is a valid id: ``"ids": ((T,), torch.int64, 0)``.
     table_width : int or None
-        M, 1 to 2^30; ``None`` takes what ``max_model_len`` needs.
+        M, 1 to 2^30; ``None`` uses the width that ``max_model_len`` requires.
     pad_seq_len, pad_block : int
-        What stands for a padded row: length 0, or 1 and a block that may be read, as engines
-        want whose other kernels cannot take an empty row.
+        Length and block of a padded row: length 0, or length 1 and a block that may be read. The
+        latter serves engines with other kernels that do not accept an empty row.
 
     Raises
     ------
     InvalidArgument
-        A length or a block that stands for no padding, a table without columns, or a tensor of
-        `tokens` that has not one line for each, the name of one that every step has, or a padding
-        that its dtype does not hold.
+        A size is outside its range; or an entry of `tokens` does not have ``max_query_tokens``
+        lines, has the name of a tensor that every step has, or has a padding that its dtype cannot
+        represent.
     Unsupported
-        There is no such device.
+        The device is not available.
     """
 
     def __init__(
@@ -170,10 +169,10 @@ class StepInputs:
         self.tokens: dict[str, torch.Tensor] = {}
         self._padding: dict[str, float] = {}
         self.loaded_rows = 0
-        """Rows of the step that :meth:`load` copied last; 0 behind :meth:`clear`."""
+        """Rows of the step that :meth:`load` copied last; 0 after :meth:`clear`."""
         for name, declared in tokens.items():
             if name in _OF_STEPS:
-                raise InvalidArgument("tokens", name, f"none of {', '.join(_OF_STEPS)}")
+                raise InvalidArgument("tokens", name, f"a name other than {', '.join(_OF_STEPS)}")
             shape, dtype, padding = _declaration(name, declared)
             if shape[:1] != (config.max_query_tokens,):
                 allowed = f"max_query_tokens = {config.max_query_tokens} lines"
@@ -184,12 +183,12 @@ class StepInputs:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor, none a view."""
+        """Every tensor; no two of them share memory."""
         fixed = [self.cu_seqlens_q, self.seq_lens, self.block_table, *self.tokens.values()]
         return fixed if self.mask is None else [*fixed, self.mask]
 
     def view(self, bucket: Bucket) -> StepView:
-        """Return the part a bucket reads; raises ``InvalidArgument`` if it does not fit."""
+        """Return the part that a bucket reads; raise ``InvalidArgument`` if it does not fit."""
         check_kind("bucket", bucket, Bucket)
         config = self.config
         if bucket.rows > config.max_rows:
@@ -210,9 +209,9 @@ class StepInputs:
         )
 
     def clear(self) -> None:
-        """Make the step idle: no row has a token, so nothing is read and nothing written.
+        """Make the step idle: no row has a token, so a step reads and writes no token.
 
-        All lines of named tensors are padding.
+        All lines of named tensors become padding.
         """
         self.loaded_rows = 0
         self.cu_seqlens_q.zero_()
@@ -222,7 +221,7 @@ class StepInputs:
             tensor.fill_(self._padding[name])
 
     def poison(self) -> None:
-        """Fill everything with what no step may depend on: NaN, ones and impossible numbers."""
+        """Fill every tensor with invalid values that no step may depend on, such as NaN."""
         for tensor in self.tensors:
             if tensor.is_floating_point():
                 tensor.fill_(torch.nan)
@@ -230,30 +229,30 @@ class StepInputs:
                 tensor.fill_(_NO_BLOCK if tensor.dtype is torch.int32 else 1)
 
     def load(self, step: MlaStep, tokens: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Copy a step in and pad the rest, in any bucket that it fits. Does not wait.
+        """Copy a step into the tensors and pad the rest for every bucket; does not wait.
 
-        Tensors are on the device, or in pinned host memory and contiguous: from elsewhere a copy
-        waits. The lines of a named tensor behind those given become its padding, up to the last
-        one, in one launch. A named tensor that is not given stays as it is: who writes it in place
-        also writes the padding behind the step's tokens.
+        Tensors must be on the device, or in pinned host memory and contiguous; a copy from other
+        memory waits. The lines of a named tensor after the passed lines are filled with its
+        padding. A named tensor that is not passed stays unchanged: if the engine writes it in
+        place, the engine also writes the padding after the step's tokens.
 
-        ``PAGED_MLA_CHECK=1`` has it hold the values against the rules first, and wait for them. A
-        tensor named ``slot_mapping`` is then taken for the slots that tokens go to.
+        With ``PAGED_MLA_CHECK=1`` the values are first checked against the rules, which waits for
+        them. A tensor named ``slot_mapping`` then has the slots that tokens are written to.
 
         Parameters
         ----------
         step : MlaStep
-            With a block table. The kernel is the bucket's, whatever ``max_query_len`` or
-            ``query_lens`` say.
+            A step with a block table. The bucket determines the kernel; ``max_query_len`` and
+            ``query_lens`` are ignored.
         tokens : mapping of str to [T, ..], or None
-            Tensors named at construction; T is ``step.num_tokens``.
+            Tensors that were named at construction; T is ``step.num_tokens``.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape or dtype is wrong, it is larger than the room for it, has not a line
-            for each token, or is one of the inputs' own in another place than its own. Nothing has
-            been copied then.
+            A tensor's shape or dtype is wrong, it is larger than its buffer, it does not have one
+            line for each token, or it overlaps a buffer of the inputs without being that buffer.
+            Nothing has been copied then.
         """
         check_kind("step", step, MlaStep)
         check_kind("block_table", step.block_table, torch.Tensor)
@@ -278,7 +277,7 @@ class StepInputs:
         self._leave_out_rows_past(step.most_keys(self.config.block_size))
         if mask is not None and self.mask is not None:
             place = self.mask[: len(mask)]
-            if mask.ndim == 2:  # bits past the longest draft are nobody's
+            if mask.ndim == 2:  # bits past the longest draft are unused
                 mask = mask.to(place.device, non_blocking=True)[:, : place.shape[1]]
             place.copy_(mask, non_blocking=True)
         for name, tensor in tokens.items():
@@ -287,16 +286,17 @@ class StepInputs:
             room[len(tensor) :].fill_(self._padding[name])
 
     def _leave_out_rows_past(self, longest: int) -> None:
-        """Make rows padding that are longer than the table holds, as a plan of the step would.
+        """Turn rows that are longer than the table allows into padding, as ``plan`` would.
 
-        Behind the table's columns lie blocks of the step before, which may be another request's.
+        The columns after the step's table have blocks of an earlier step, perhaps of another
+        request.
         """
         if longest < self.config.max_model_len:
             lens = self.seq_lens[: self.loaded_rows]
             lens.masked_fill_(lens > longest, 0)
 
     def _check(self, step: MlaStep, tokens: dict[str, torch.Tensor]) -> None:
-        """Hold what :meth:`load` was given against the room for it."""
+        """Check that the arguments of :meth:`load` fit the buffers."""
         seq_lens, cu_seqlens_q, block_table = step.seq_lens, step.cu_seqlens_q, step.block_table
         assert isinstance(block_table, torch.Tensor)
         mask, num_tokens = step.mask, integer("num_tokens", step.num_tokens)
@@ -307,7 +307,7 @@ class StepInputs:
         _check_fits("block_table", block_table, (rows, None), self.block_table)
         if (mask is None) != (self.mask is None):
             given, allowed = (None, "a mask") if mask is None else ("a mask", None)
-            raise InvalidArgument("mask", given, f"{allowed} when the mask is {self.config.mask}")
+            raise InvalidArgument("mask", given, f"{allowed}, since the mask is {self.config.mask}")
         if mask is not None and self.mask is not None:
             check_kind("mask", mask, torch.Tensor)
             is_packed = mask.ndim == self.mask.ndim == 2
@@ -315,12 +315,12 @@ class StepInputs:
             _check_fits("mask", lines, (None, *self.mask.shape[1:]), self.mask)
         for name, tensor in tokens.items():
             if name not in self.tokens:
-                raise InvalidArgument(name, "a tensor", f"the named ones: {[*self.tokens]}")
+                raise InvalidArgument(name, "a tensor", f"one of the named ones: {[*self.tokens]}")
             room = self.tokens[name]
             _check_fits(name, tensor, (num_tokens, *room.shape[1:]), room)
         if mask is not None and mask.ndim == 2 and len(mask) < num_tokens:
-            # The other tokens would keep their lines of the step before.
-            given, allowed = f"{len(mask)} lines", f"one for each of {num_tokens} tokens"
+            # The missing tokens would keep the lines of an earlier step.
+            given, allowed = f"{len(mask)} lines", f"one line for each of {num_tokens} tokens"
             raise InvalidArgument("mask", given, allowed)
         named = {"cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "block_table": block_table}
         own = {tensor.untyped_storage().data_ptr() for tensor in self.tensors}
@@ -332,13 +332,13 @@ class StepInputs:
                 raise InvalidArgument(name, "memory of the inputs themselves", allowed)
 
     def _is_in_place(self, name: str, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor already lies where it would be copied to."""
+        """Return whether a tensor is already the beginning of its buffer."""
         room = self.tokens[name] if name in self.tokens else getattr(self, name)
         return bool(tensor.data_ptr() == room.data_ptr() and tensor.stride() == room.stride())
 
 
 def _declaration(name: str, declared: Any) -> tuple[tuple[int, ...], torch.dtype, float]:
-    """Return the shape, dtype and padding of a named tensor."""
+    """Return the shape, dtype and padding of a named tensor, after checks."""
     is_declared = isinstance(declared, (tuple, list)) and len(declared) in {2, 3}
     shape, dtype, padding = (*declared, None)[:3] if is_declared else (None, None, None)
     is_shape = isinstance(shape, (tuple, list)) and all(
@@ -359,14 +359,14 @@ def _declaration(name: str, declared: Any) -> tuple[tuple[int, ...], torch.dtype
     if padding is None:
         return tuple(shape), dtype, default
     if not holds:
-        raise InvalidArgument(name, f"padding {padding!r}", f"a number that {dtype} holds")
+        raise InvalidArgument(name, f"padding {padding!r}", f"a number that {dtype} can represent")
     return tuple(shape), dtype, padding
 
 
 def _check_fits(
     name: str, tensor: torch.Tensor | None, shape: tuple[int | None, ...], room: torch.Tensor
 ) -> None:
-    """Hold a tensor of any device against a shape, and the dtype and size of the room for it."""
+    """Check a tensor on any device against a shape, and the dtype and size of its buffer."""
     if tensor is None:
         raise InvalidArgument(name, None, f"a tensor of {room.dtype}")
     check_tensor(name, tensor, shape, room.dtype, None)

@@ -1,4 +1,4 @@
-"""Which variants of the kernels of drafts exist for an architecture."""
+"""The kernel variants of drafts that are compiled for an architecture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_mla_optimized.serving.drafts import copy_tails_spec, draft_rows_spec
 
 
 def jobs(_arch: str) -> Iterator[NamedSpec]:
-    """Yield every variant."""
+    """Yield every kernel variant."""
     for config in read_configs():
         width, size = config.stored.row(config)[1], config.block_size
         word = torch.uint8 if config.is_fp8 else config.dtype

@@ -1,1 +1,1 @@
-"""What callers hand over: steps, caches and weights, and the checks of each."""
+"""Arguments of the API: steps, caches and weights, with their checks."""

@@ -1,6 +1,6 @@
-"""Checks of shapes, dtypes, strides and devices: always on, before any launch, no synchronising.
+"""Check shapes, dtypes, strides and devices before every launch, without waiting for the device.
 
-Every function raises ``InvalidArgument`` that names the argument.
+Every function raises ``InvalidArgument``, which names the argument, if a check fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paged_mla_optimized.tensors.step import MlaStep, RequestMap
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, SCALE_DTYPE
 
-_FIELD = 4  # bytes of a scale inside a row
+_FIELD = 4  # bytes of an inline scale
 _MAX_TOKEN_STRIDE = 1 << 24  # elements; offsets inside one tile are 32-bit
 
 
@@ -28,18 +28,19 @@ def check_tensor(
     *,
     unit_stride: bool = False,
 ) -> None:
-    """Hold one tensor against a shape, a dtype and a device; ``None`` fits any, of a size too.
+    """Check the shape, dtype and device of a tensor; ``None`` allows any value, also in a shape.
 
-    With `unit_stride` the last axis must be dense, as kernels that load vectors need. Kernels read
-    memory as it is: what torch turns while it reads (``is_neg``), or keeps otherwise, is refused.
+    With `unit_stride` the last axis must be dense, since kernels load vectors of it. Kernels read
+    raw memory. Therefore views that torch negates or conjugates when it reads them, and layouts
+    that are not strided, are rejected.
     """
     check_kind(name, tensor, torch.Tensor)
     if tensor.layout is not torch.strided or tensor.is_nested:
         given = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
-        raise InvalidArgument(name, given, "a dense or strided one")
+        raise InvalidArgument(name, given, "a dense or strided tensor")
     if tensor.is_neg() or tensor.is_conj():
-        given = "a view that torch negates or conjugates as it reads"
-        raise InvalidArgument(name, given, "its copy, of resolve_neg() or resolve_conj()")
+        given = "a view that torch negates or conjugates when it reads it"
+        raise InvalidArgument(name, given, "a copy from resolve_neg() or resolve_conj()")
     if dtype is not None and tensor.dtype != dtype:
         raise InvalidArgument(name, tensor.dtype, str(dtype))
     if tensor.shape != shape and not _fits(tensor.shape, shape):
@@ -52,7 +53,7 @@ def check_tensor(
 
 
 def check_token_stride(name: str, stride: int) -> None:
-    """Check how many elements one token's line is from the next one's."""
+    """Check that the stride of tokens, in elements, is less than 2 ** 24."""
     if stride >= _MAX_TOKEN_STRIDE:
         raise InvalidArgument(name, f"token stride {stride}", f"< {_MAX_TOKEN_STRIDE}")
 
@@ -66,9 +67,9 @@ def answers(
     *,
     read: Named,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where an answer goes, out of `shape` and its lse: what was given, or new tensors.
+    """Return `out`, of `shape`, and `lse`, after checks; allocate each that is ``None``.
 
-    What is given shares no memory with what the call has `read`.
+    Tensors of the caller must not overlap the tensors in `read`.
     """
     is_given = out is not None or lse is not None
     if out is None:
@@ -120,9 +121,9 @@ def check_capacity(
     rows: str = "seq_lens",
     tokens: str = "num_tokens",
 ) -> None:
-    """Check that a step is no larger than what buffers were made for.
+    """Check that a step fits the capacities of the config.
 
-    `rows` and `tokens` are the arguments that B and T come from.
+    `rows` and `tokens` are the names of the arguments that determine B and T.
     """
     if num_rows > config.max_rows:
         raise InvalidArgument(rows, f"{num_rows} rows", f"at most max_rows = {config.max_rows}")
@@ -132,7 +133,7 @@ def check_capacity(
 
 
 def check_step(config: MlaConfig, step: MlaStep, device: torch.device) -> None:
-    """Check the tensors of a step, with the mask that the config asks for."""
+    """Check the tensors of a step, including the mask that the config requires."""
     check_lengths(config, step, device)
     check_mask(config, step.mask, step.num_tokens, device)
 
@@ -140,26 +141,28 @@ def check_step(config: MlaConfig, step: MlaStep, device: torch.device) -> None:
 def check_mask(
     config: MlaConfig, mask: torch.Tensor | None, num_tokens: int, device: torch.device
 ) -> None:
-    """Check that a tree mask is there exactly when the config asks for one, in its spelling."""
+    """Check that a tree mask is passed exactly if the config has one, and in its spelling."""
     if not config.is_tree:
         if mask is not None:
-            raise InvalidArgument("mask", "a mask", f"None when the mask is {config.mask}")
+            raise InvalidArgument(
+                "mask", "a mask", f"None, since the config's mask is {config.mask}"
+            )
         return
     if mask is None:
-        raise InvalidArgument("mask", None, f"a mask spelled {config.mask}")
+        raise InvalidArgument("mask", None, f"a tensor, since the config's mask is {config.mask}")
     if config.mask != "tree:packed":
         check_tensor("mask", mask, (None,), torch.bool, device)
         return
     check_tensor("mask", mask, (num_tokens, None), torch.uint8, device)
     if 8 * mask.shape[1] < config.max_draft_tokens:
-        needed = f"at least {-(-config.max_draft_tokens // 8)} bytes a line"
-        raise InvalidArgument("mask", f"{mask.shape[1]} bytes a line", needed)
+        needed = f"at least {-(-config.max_draft_tokens // 8)} bytes per line"
+        raise InvalidArgument("mask", f"{mask.shape[1]} bytes per line", needed)
 
 
 def check_planned(call: str, tokens: object, num_tokens: int) -> None:
-    """Refuse tokens where none are planned, before they are refused for their shape."""
+    """Raise an error for tokens without a planned step; it is clearer than a wrong shape."""
     if num_tokens == 0 and isinstance(tokens, torch.Tensor) and tokens.ndim and len(tokens):
-        given = f"{len(tokens)} tokens, and no step with tokens is planned"
+        given = f"{len(tokens)} tokens, but no step with tokens is planned"
         raise InvalidArgument(call, given, "a call after plan(...)")
 
 
@@ -170,7 +173,7 @@ def check_latents(
     num_tokens: int | None,
     device: torch.device,
 ) -> None:
-    """Check latents and keys of so many tokens; ``None``: of as many as there are latents."""
+    """Check the latents and keys of `num_tokens` tokens; ``None`` allows any number."""
     shape = (num_tokens, config.kv_lora_rank)
     check_tensor("ckv", ckv, shape, config.dtype, device, unit_stride=True)
     shape = (ckv.shape[0], config.qk_rope_head_dim)
@@ -184,7 +187,7 @@ def check_queries(
     num_tokens: int,
     device: torch.device,
 ) -> None:
-    """Check this step's queries."""
+    """Check the queries of a step."""
     shape = (num_tokens, config.num_heads, config.kv_lora_rank)
     check_tensor("q_nope", q_nope, shape, config.dtype, device, unit_stride=True)
     shape = (num_tokens, config.num_heads, config.qk_rope_head_dim)
@@ -192,7 +195,7 @@ def check_queries(
 
 
 def check_cache(config: MlaConfig, cache: LatentCache, device: torch.device) -> None:
-    """Check a cache of the config's format: rows [num_blocks, block_size, width], and scales."""
+    """Check a cache of the config's format: latents [num_blocks, block_size, width], and scales."""
     stored, latents = config.stored, cache.latents
     shape = (None, config.block_size, stored.row(config)[1])
     dtype = torch.uint8 if config.is_fp8 else config.dtype
@@ -205,7 +208,7 @@ def check_cache(config: MlaConfig, cache: LatentCache, device: torch.device) -> 
 
 
 def check_scales(cache: LatentCache, block_size: int, device: torch.device) -> None:
-    """Check that a cache has the scale tensor of its format, if that has one."""
+    """Check that a cache has the scale tensor of its format, and none if the format has none."""
     check_word("cache.format", cache.format, FORMATS)
     expected = FORMATS[cache.format].scale_shape(cache.latents.shape[0], block_size)
     if cache.scales is None and expected is not None:
@@ -220,14 +223,14 @@ def check_scales(cache: LatentCache, block_size: int, device: torch.device) -> N
 
 
 def check_written_cache(latents: torch.Tensor, scales: torch.Tensor | None) -> None:
-    """Check that tokens of a cache that is written do not lie on each other."""
+    """Check that the tokens of a cache that is written do not overlap each other."""
     check_places(cache=latents)
     if scales is not None:
         check_places(**{"cache.scales": scales})
 
 
 def check_address(cache: LatentCache) -> None:
-    """Check where the bytes of rows begin that have scales among them."""
+    """Check that a cache with inline scales begins at a multiple of 4 bytes."""
     misplaced = cache.latents.data_ptr() % _FIELD
     if misplaced:
         given = f"an address {misplaced} past a multiple of {_FIELD}"

@@ -1,4 +1,4 @@
-"""The weights between latents and heads: views of what a model has."""
+"""The weights between latents and heads, as views of the model's tensors."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 class HeadWeights:
-    """W_UK and W_UV of one layer's heads on this rank (S-21); a rank has its own heads' alone.
+    """W_UK and W_UV of one layer (S-21), for the heads of this rank only.
 
-    Weights are views of the tensors given, whatever their strides, and never copies: what an
-    update in place writes there is read from the next call on. A tensor that is replaced (``.data``
-    of a parameter, ``.to(...)``) needs new `HeadWeights`. There are no gradients.
+    The weights are views of the caller's tensors, with their strides, and never copies. In-place
+    updates of these tensors take effect at the next call. If a tensor is replaced (``.data`` of a
+    parameter, ``.to(...)``), make new `HeadWeights`. Gradients are not computed.
 
     Parameters
     ----------
     by_head : dtype [H, N + V, R]
-        Of each head, what makes keys without position of latents, then what makes values. Any
-        strides; where each head's lines follow those of the head before it, keys and values are
-        made by one product, else by two for all heads.
+        For each head, the rows that project latents to keys without position, followed by the rows
+        that project latents to values. Any strides. If the rows of all heads are evenly spaced,
+        one matrix product computes keys and values; otherwise two batched products do.
     qk_nope_head_dim : int
         N.
 
     Raises
     ------
     InvalidArgument
-        `by_head` has another number of axes, or leaves nothing for keys or for values.
+        `by_head` does not have three axes, or has no rows for keys or for values.
     """
 
     def __init__(self, by_head: torch.Tensor, qk_nope_head_dim: int) -> None:
         check_tensor("by_head", by_head, (None, None, None), None, None)
         check_at_least(1, qk_nope_head_dim=qk_nope_head_dim)
         if by_head.shape[1] <= qk_nope_head_dim:
-            given, allowed = f"{by_head.shape[1]} lines a head", f"more than {qk_nope_head_dim}"
+            given, allowed = f"{by_head.shape[1]} lines per head", f"more than {qk_nope_head_dim}"
             raise InvalidArgument("by_head", given, allowed)
         by_head = by_head.detach()
         self.w_uk, self.w_uv = by_head[:, :qk_nope_head_dim], by_head[:, qk_nope_head_dim:]
@@ -47,7 +47,7 @@ class HeadWeights:
     def of_kv_b_proj(
         cls, kv_b_proj: torch.Tensor, num_heads: int, qk_nope_head_dim: int
     ) -> HeadWeights:
-        """Take ``kv_b_proj`` [H * (N + V), R] as checkpoints have it; no copy."""
+        """Return the weights of a checkpoint's ``kv_b_proj`` [H * (N + V), R], without a copy."""
         check_tensor("kv_b_proj", kv_b_proj, (None, None), None, None)
         check_at_least(1, num_heads=num_heads)
         if len(kv_b_proj) % num_heads:
@@ -59,30 +59,32 @@ class HeadWeights:
 
     @classmethod
     def of_halves(cls, w_uk: torch.Tensor, w_uv: torch.Tensor) -> HeadWeights:
-        """Take W_UK [H, N, R] and W_UV [H, V, R]; no copy."""
+        """Return the weights of W_UK [H, N, R] and W_UV [H, V, R], without a copy."""
         check_tensor("w_uk", w_uk, (None, None, None), None, None)
         shape = (w_uk.shape[0], None, w_uk.shape[2])
         check_tensor("w_uv", w_uv, shape, w_uk.dtype, w_uk.device)
         for name, half in (("w_uk", w_uk), ("w_uv", w_uv)):
             if half.shape[1] < 1:
-                raise InvalidArgument(name, "no lines", "at least one line a head")
+                raise InvalidArgument(name, "no lines", "at least one line per head")
         weights = cls.__new__(cls)
         weights.w_uk, weights.w_uv, weights._lines = w_uk.detach(), w_uv.detach(), None
         return weights
 
     @property
     def kv_b_proj(self) -> torch.Tensor:
-        """Both, as checkpoints have them, [H * (N + V), R]; a copy where lines lie apart."""
+        """Both weights as in checkpoints, [H * (N + V), R]; a copy if rows are not contiguous."""
         if self._lines is not None:
             return self._lines
         return torch.cat([self.w_uk, self.w_uv], dim=1).flatten(0, 1)
 
     def of_heads(self, heads: range) -> HeadWeights:
-        """Return the weights of heads that follow each other, as one rank has them; no copy."""
+        """Return the weights of consecutive heads, as one rank has them, without a copy."""
         num_heads = self.w_uk.shape[0]
         check_kind("heads", heads, range)
         if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
-            raise InvalidArgument("heads", heads, f"some that follow each other, of {num_heads}")
+            raise InvalidArgument(
+                "heads", heads, f"a non-empty range with step 1 in range(0, {num_heads})"
+            )
         part = slice(heads.start, heads.stop)
         weights = HeadWeights.of_halves(self.w_uk[part], self.w_uv[part])
         if self._lines is not None:
@@ -93,7 +95,7 @@ class HeadWeights:
 
     @torch.no_grad()
     def absorb(self, q_nope: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return queries over latents of a layer's queries (S-21).
+        """Return the queries over latents of a layer's queries (S-21).
 
         Parameters
         ----------
@@ -108,18 +110,18 @@ class HeadWeights:
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype or device is wrong, or `out` lies in what is read.
+            A tensor's shape, dtype or device is wrong, or `out` overlaps an input.
         """
         return _by_head("q_nope", q_nope, self.w_uk, out)
 
     @torch.no_grad()
     def project(self, latents: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return values of heads of their means of latents (S-21).
+        """Return the values of heads, projected from attention outputs over latents (S-21).
 
         Parameters
         ----------
         latents : dtype [T, H, R]
-            What absorbed attention answers.
+            The output of absorbed attention.
         out : dtype [T, H, V] or None
             Where to write; ``None`` allocates.
 
@@ -130,13 +132,13 @@ class HeadWeights:
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype or device is wrong, or `out` lies in what is read.
+            A tensor's shape, dtype or device is wrong, or `out` overlaps an input.
         """
         return _by_head("latents", latents, self.w_uv.mT, out)
 
     @torch.no_grad()
     def materialize(self, ckv: torch.Tensor, keys_and_values: torch.Tensor) -> None:
-        """Write keys and values of every head, [K, H * (N + V)], of latents [K, R]."""
+        """Write the keys and values of every head, [K, H * (N + V)], of latents [K, R]."""
         if self._lines is not None:
             torch.mm(ckv, self._lines.T, out=keys_and_values)
             return
@@ -151,7 +153,7 @@ class HeadWeights:
 def _by_head(
     name: str, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return lines [T, H, n] times the weights of their head, [H, n, m]."""
+    """Return [T, H, m], the product of `x` [T, H, n] with the weights [H, n, m] of each head."""
     num_heads, given, returned = weights.shape
     check_tensor(name, x, (None, num_heads, given), weights.dtype, weights.device)
     shape = (len(x), num_heads, returned)

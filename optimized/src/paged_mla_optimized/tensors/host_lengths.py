@@ -1,4 +1,4 @@
-"""Lengths of a step as the host knows them, compared with those on the device."""
+"""The lengths of a step on the host, and their comparison with the lengths on the device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paged_mla_shared.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class HostLengths:
-    """What the host knows of a step's lengths.
+    """The lengths of a step that the host knows.
 
     Parameters
     ----------
     query_lens : int64 [B]
-        What ``cu_seqlens_q`` holds.
+        Query lengths, equal to those of ``cu_seqlens_q``.
     max_seq_lens : int64 [B] or None
-        What ``seq_lens`` holds, or more; ``None`` where the host does not know it.
+        Upper bounds of ``seq_lens``; ``None`` if the host does not know them.
     """
 
     query_lens: NDArray[np.int64]
@@ -32,19 +32,19 @@ class HostLengths:
 
     @classmethod
     def of(cls, config: MlaConfig, step: MlaStep) -> HostLengths | None:
-        """Return the lengths of a step, ``None`` if it has none on the host.
+        """Return the lengths of a step on the host, or ``None`` if it has none.
 
         Raises
         ------
         InvalidArgument
-            They do not fit the step, or each other, or no rule allows them.
+            The lengths break a rule, or contradict the step or each other.
         """
         if step.query_lens is None:
             if step.max_seq_lens is not None:
                 raise InvalidArgument("max_seq_lens", step.max_seq_lens, "None without query_lens")
             return None
         if step.max_query_len is not None:
-            allowed = "None where query_lens are given"
+            allowed = "None if query_lens are passed"
             raise InvalidArgument("max_query_len", step.max_query_len, allowed)
         check_tensor("seq_lens", step.seq_lens, (None,), torch.int32, None)
         num_rows, num_tokens = step.num_rows, integer("num_tokens", step.num_tokens)
@@ -68,9 +68,9 @@ class HostLengths:
 
     @property
     def known_seq_lens(self) -> NDArray[np.int64]:
-        """The ``max_seq_lens`` of a step that has them."""
+        """The ``max_seq_lens``; raises ``InvalidArgument`` if the step has none."""
         if self.max_seq_lens is None:
-            raise InvalidArgument("max_seq_lens", None, "given where query_lens are")
+            raise InvalidArgument("max_seq_lens", None, "a sequence, since query_lens are passed")
         return self.max_seq_lens
 
     @property
@@ -84,22 +84,22 @@ class HostLengths:
         return int(self.query_lens.sum())
 
     def leading(self, num_rows: int) -> HostLengths:
-        """Return the lengths of the first rows."""
+        """Return the lengths of the first `num_rows` rows."""
         keys = self.max_seq_lens
         return HostLengths(self.query_lens[:num_rows], None if keys is None else keys[:num_rows])
 
     def keys_from(self, row: int) -> int:
-        """Return how many keys a row and those after it have, without rows that have no query."""
+        """Return the number of keys of all rows from `row` on, without rows that have no query."""
         return int(np.where(self.query_lens[row:] > 0, self.known_seq_lens[row:], 0).sum())
 
     def check(self, step: MlaStep) -> None:
-        """Raise ``InvalidArgument`` unless the device has these lengths too; synchronises."""
+        """Raise ``InvalidArgument`` unless these lengths fit those on the device; synchronizes."""
         held = np.diff(step.cu_seqlens_q.cpu().numpy())
         differ = self.query_lens != held
         if differ.any():
             row = int(differ.argmax())
             given = f"{self.query_lens[row]} in row {row}"
-            allowed = f"{held[row]}, as cu_seqlens_q has on the device"
+            allowed = f"{held[row]}, the length in cu_seqlens_q on the device"
             raise InvalidArgument("query_lens", given, allowed)
         if self.max_seq_lens is None:
             return
@@ -108,5 +108,5 @@ class HostLengths:
         if short.any():
             row = int(short.argmax())
             given = f"{self.max_seq_lens[row]} in row {row}"
-            allowed = f"at least {seq_lens[row]}, as seq_lens has on the device"
+            allowed = f"at least {seq_lens[row]}, the length in seq_lens on the device"
             raise InvalidArgument("max_seq_lens", given, allowed)

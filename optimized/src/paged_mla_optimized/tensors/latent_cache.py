@@ -1,4 +1,4 @@
-"""One layer's paged cache as an object: latents in some format, and the scales beside them."""
+"""One layer's paged cache: latents in a cache format, and the tensor of their scales."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import ScaleTensor
 
 ROW_DTYPES = TORCH_DTYPES | {"float8_e4m3": torch.float8_e4m3fn, "uint8": torch.uint8}
-"""Element types of rows, by the names that ``CacheFormat.row`` has for them."""
+"""The torch dtypes of the element types that ``CacheFormat.row`` names."""
 
 
 class LatentCache(NamedTuple):
@@ -26,14 +26,14 @@ class LatentCache(NamedTuple):
     Parameters
     ----------
     format : str
-        Key of :data:`paged_mla_shared.formats.FORMATS`; the config's.
+        A key of :data:`paged_mla_shared.formats.FORMATS`; the format of the config.
     latents : [num_blocks, block_size, width]
-        Rows as the format has them; any strides, the last one 1. A plain format's rows are R + P
-        elements of the config's dtype. FP8 rows are ``torch.float8_e4m3fn`` if they are nothing
-        else, or ``torch.uint8`` of the same bytes.
+        Cached tokens of the format; any strides, but the last stride is 1. In a plain format, a
+        token is R + P elements of the config's dtype. In an FP8 format, a token is
+        ``torch.float8_e4m3fn`` elements if it has only e4m3 codes, or its bytes as ``torch.uint8``.
     scales : float32 or None
-        The format's scale tensor: [num_blocks, 1, G], the last stride 1; [] for one of the layer;
-        or ``None``.
+        The format's scale tensor: [num_blocks, 1, G] with a last stride of 1, [] for one scale of
+        the layer, or ``None`` if the format has no scale tensor.
     """
 
     format: str
@@ -42,17 +42,17 @@ class LatentCache(NamedTuple):
 
 
 Cache: TypeAlias = torch.Tensor | LatentCache
-"""What engines hand over: latents alone are a cache whose format keeps no scales beside them."""
+"""The argument type of a cache: a tensor of latents alone is a cache without a scale tensor."""
 
 
 def empty_cache(config: MlaConfig, num_blocks: int, device: str | torch.device) -> LatentCache:
-    """Return a cache of the config's format, all zeros; the scale of a layer is 1.
+    """Return a cache of the config's format, filled with zeros; a scale of the layer is 1.
 
     Raises
     ------
     InvalidArgument
-        `config` is no :class:`MlaConfig`, `num_blocks` no integer from 0 to 2^31 - 1, which block
-        tables can name, or `device` no device.
+        `config` is not an :class:`MlaConfig`, `num_blocks` is not an integer from 0 to 2^31 - 1,
+        or `device` is not a device.
     """
     check_kind("config", config, MlaConfig)
     device = device_of(device)
@@ -69,12 +69,12 @@ def empty_cache(config: MlaConfig, num_blocks: int, device: str | torch.device) 
 
 
 def as_cache(cache_format: str, cache: Cache) -> LatentCache:
-    """Return `cache` as the object that kernels are launched with.
+    """Return `cache` as a :class:`LatentCache`, with FP8 latents as bytes.
 
     Raises
     ------
     InvalidArgument
-        It is of another format.
+        The cache has another format.
     """
     if isinstance(cache, torch.Tensor):
         cache = LatentCache(cache_format, cache)
@@ -87,7 +87,7 @@ def as_cache(cache_format: str, cache: Cache) -> LatentCache:
 
 
 def is_of_format(config: MlaConfig, cache: Cache) -> bool:
-    """Return whether a cache is one that a config's kernels may read."""
+    """Return whether a config's kernels can read a cache."""
     if isinstance(cache, LatentCache):
         return cache.format == config.cache_format
     is_bare = config.stored.scale_tensor is ScaleTensor.NONE
@@ -95,7 +95,7 @@ def is_of_format(config: MlaConfig, cache: Cache) -> bool:
 
 
 def _check_kinds(cache: LatentCache) -> None:
-    """Check that a cache which is no tensor is an object of some."""
+    """Check the types of a cache that is not a tensor."""
     check_kind("cache", cache, torch.Tensor, LatentCache)
     check_kind("cache.latents", cache.latents, torch.Tensor)
     if cache.scales is not None:
@@ -103,12 +103,12 @@ def _check_kinds(cache: LatentCache) -> None:
 
 
 def as_bytes(latents: torch.Tensor) -> torch.Tensor:
-    """Return e4m3 latents as their bytes: not every architecture has pointers to e4m3."""
+    """Return e4m3 latents as bytes, since not every architecture has pointers to e4m3."""
     return latents.view(torch.uint8) if latents.dtype is torch.float8_e4m3fn else latents
 
 
 def tensors_of(cache: Cache) -> list[torch.Tensor]:
-    """Return everything of a cache that has an address."""
+    """Return the tensors of a cache: the latents and, if the format has some, the scales."""
     if isinstance(cache, torch.Tensor):
         return [cache]
     _check_kinds(cache)
@@ -116,21 +116,21 @@ def tensors_of(cache: Cache) -> list[torch.Tensor]:
 
 
 def named_tensors(cache: LatentCache) -> dict[str, torch.Tensor | None]:
-    """Return both tensors of a cache, by the names that errors have for them."""
+    """Return both tensors of a cache by the names that error messages use."""
     return {"cache": cache.latents, "cache.scales": cache.scales}
 
 
 def scales_and_stride(cache: LatentCache) -> tuple[torch.Tensor, int]:
-    """Return what kernels take for scales, and how far those of one block are from the next's.
+    """Return the scale tensor that kernels take, and its stride between blocks.
 
-    A kernel of a format without a scale tensor gets some other tensor, and reads none of it.
+    For a format without a scale tensor, the latents are returned instead; kernels do not read them.
     """
     scales = cache.latents if cache.scales is None else cache.scales
     return scales, 0 if scales.dim() == 0 or cache.scales is None else scales.stride(0)
 
 
 def tensors_of_blocks(cache: Cache) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return what a copy of a block copies: rows, as bytes if FP8, and the block's own scales."""
+    """Return the tensors that a copy of a block copies: latents, and scales of blocks if any."""
     if isinstance(cache, torch.Tensor):
         return as_bytes(cache), None
     _check_kinds(cache)
@@ -139,12 +139,12 @@ def tensors_of_blocks(cache: Cache) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def blocks_of_cache(num_blocks: int | None, cache: LatentCache | None) -> int | None:
-    """Return how many blocks a cache has, by its number or itself; ``None`` if neither is known.
+    """Return the number of blocks of a cache, from either argument; ``None`` without both.
 
     Raises
     ------
     InvalidArgument
-        Fewer than one, or both, and they differ.
+        `num_blocks` is less than 1, or differs from that of `cache`.
     """
     if num_blocks is not None:
         check_at_least(1, num_blocks=num_blocks)
@@ -152,5 +152,7 @@ def blocks_of_cache(num_blocks: int | None, cache: LatentCache | None) -> int | 
         return num_blocks
     blocks = cache.latents.shape[0]
     if num_blocks not in {None, blocks}:
-        raise InvalidArgument("num_blocks", num_blocks, f"{blocks}, as the cache has, or None")
+        raise InvalidArgument(
+            "num_blocks", num_blocks, f"{blocks}, the number of the cache, or None"
+        )
     return blocks

@@ -1,4 +1,4 @@
-"""Masks of draft trees in the spellings of a config."""
+"""Buffers for the masks of draft trees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paged_mla_optimized.config.attention import MlaConfig
 
 
 def mask_buffer(config: MlaConfig, device: torch.device | str) -> torch.Tensor | None:
-    """Return room for the masks of a config's largest step, in its spelling (S-14)."""
+    """Return a mask buffer for the largest step of a config, or ``None`` without a tree (S-14)."""
     tokens, drafts = config.max_query_tokens, config.max_draft_tokens
     if config.mask == "tree:packed":
         return torch.zeros((tokens, -(-drafts // 8)), dtype=torch.uint8, device=device)

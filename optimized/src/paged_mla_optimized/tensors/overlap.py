@@ -1,6 +1,6 @@
-"""Memory that a call writes holds nothing else of the call: tensors are apart, element by element.
+"""Check that memory that a call writes does not overlap other memory of the call.
 
-Addresses, shapes and strides are compared on the host; nothing waits for the device.
+The host compares addresses, shapes and strides of tensors, and does not wait for the device.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import torch
 
 from paged_mla_shared.errors import InvalidArgument
 
-Named = Mapping[str, torch.Tensor | None]  # as the caller of the API names them
+Named = Mapping[str, torch.Tensor | None]  # by argument name
 
-_MOST_WORK: Any = 10_000  # of NumPy's search for a common byte, some milliseconds
+_MOST_WORK: Any = 10_000  # limit of NumPy's search for a common byte; some milliseconds
 
 
 def check_places(**tensors: torch.Tensor) -> None:
-    """Check that each element of what is written has a place of its own.
+    """Check that each element of a tensor that is written has a separate address.
 
-    Axes, from the smallest stride to the largest, must step past what the axes before them span:
-    repeated elements (a stride of 0) and overlapping windows do not.
+    Axes are visited from the smallest stride to the largest. Each stride must be at least the span
+    of the axes before it. Repeated elements (a stride of 0) and overlapping windows fail.
 
     Raises
     ------
     InvalidArgument
-        Names the tensor.
+        An element overlaps another; the error names the tensor.
     """
     for name, tensor in tensors.items():
         spanned = 1  # elements
@@ -36,7 +36,7 @@ def check_places(**tensors: torch.Tensor) -> None:
                 break
             if size > 1 and stride < spanned:
                 raise InvalidArgument(
-                    name, f"strides {tensor.stride()}", "a place of its own for each element"
+                    name, f"strides {tensor.stride()}", "strides that separate all elements"
                 )
             spanned += stride * (size - 1)
 
@@ -44,12 +44,12 @@ def check_places(**tensors: torch.Tensor) -> None:
 def check_apart(written: Named, read: Named) -> None:
     """Check that no tensor of `written` shares a byte with another one, or with one of `read`.
 
-    Slices that lie among each other in one buffer, such as heads or columns, are apart.
+    Interleaved slices of one buffer, such as heads or columns, do not share bytes.
 
     Raises
     ------
     InvalidArgument
-        Names both tensors.
+        Two tensors share a byte; the error names both.
     """
     spans = [
         (name, tensor, *_span(tensor))
@@ -60,12 +60,12 @@ def check_apart(written: Named, read: Named) -> None:
     for number, (name, tensor, start, end) in enumerate(spans[:num_written]):
         for other_name, other, other_start, other_end in spans[number + 1 :]:
             if start < other_end and other_start < end and _share(tensor, other):
-                given = f"memory that {other_name} lies in, too"
-                raise InvalidArgument(name, given, f"memory apart from {other_name}")
+                given = f"memory that overlaps {other_name}"
+                raise InvalidArgument(name, given, f"memory that does not overlap {other_name}")
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return where the bytes of a tensor begin and end."""
+    """Return the addresses of the first byte of a tensor and of the byte after its last."""
     start = tensor.data_ptr()
     if tensor.is_contiguous():
         return start, start + tensor.nbytes
@@ -77,7 +77,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _share(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether some byte belongs to both; true also where the search would take long."""
+    """Return whether two tensors share a byte; also true if the search would take too long."""
     if tensor.device != other.device:
         return False
     try:
@@ -87,7 +87,7 @@ def _share(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Interface:
-    """What NumPy asks for where an array lies; it reads none of that memory here."""
+    """The array interface of a tensor, by which NumPy finds its addresses without reading it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.itemsize

@@ -1,4 +1,4 @@
-"""Tensors that travel together: the queries of a step, and their answers."""
+"""The tensors that are passed together: the queries of a step, and its outputs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Queries(NamedTuple):
     Parameters
     ----------
     nope : dtype [T, H, R], or [T, H, N]
-        The part without position: absorbed, or as heads have it.
+        The part without position: absorbed (R) or per head (N).
     pe : dtype [T, H, P]
-        The part that is rotated.
+        The part with position, which is rotated.
     """
 
     nope: torch.Tensor
@@ -23,7 +23,7 @@ class Queries(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Where the answers to queries go.
+    """The tensors that receive the output and ``lse`` of a step.
 
     Parameters
     ----------
@@ -35,6 +35,6 @@ class Answer(NamedTuple):
     lse: torch.Tensor
 
     def scale_lse(self, unit: float) -> None:
-        """Multiply ``lse`` in place, one that requires gradients or is of inference mode too."""
+        """Multiply ``lse`` in place, also if it requires gradients or is an inference tensor."""
         with torch.inference_mode():
             self.lse.mul_(unit)

@@ -1,4 +1,4 @@
-"""One batch as an engine describes it, and the block tables that engines keep."""
+"""One step as an engine describes it, with a block table or a map from requests to slots."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 from paged_mla_optimized.config.arguments import device_of, integer
 from paged_mla_shared.errors import InvalidArgument
 
-_NO_BLOCK = -1  # fills the lines of a table on the host up to the longest one
+_NO_BLOCK = -1  # pads the rows of a table on the host to the longest row
 
 
 @dataclass(frozen=True, eq=False)
 class RequestMap:
-    """Where an engine keeps the slot of every token, in place of a block table.
+    """The slot of every token of every request, as engines store it instead of a block table.
 
     Parameters
     ----------
     req_to_token : int32 [requests, tokens]
-        Slot of each token of each request; its last axis may have any stride. The slots of a block
-        follow each other: only the first of each block is read.
+        Slot of each token of each request; the last axis may have any stride. The slots of a block
+        must be consecutive: only the first slot of each block is read.
     request_ids : int32 or int64 [B]
-        Line of each row; never read where ``seq_lens`` is 0.
+        Line of `req_to_token` of each row; not read for rows with a ``seq_len`` of 0.
 
     Notes
     -----
-    SGLang's ``req_to_token`` and ``req_pool_indices``. Rules S-1 and S-9.
+    These are SGLang's ``req_to_token`` and ``req_pool_indices``. Rules S-1 and S-9 apply.
     """
 
     req_to_token: torch.Tensor
@@ -39,39 +39,38 @@ class RequestMap:
 
 @dataclass(frozen=True, eq=False)
 class MlaStep:
-    """One batch: what ``plan``, ``check`` and ``explain`` take.
+    """One step: the argument of ``plan``, ``check`` and ``explain``.
 
-    The tensors are on the device of the instance that plans the step. Lengths on the device are
-    read there only, so a step can be planned without waiting for them. :meth:`from_host` makes a
-    step of lengths that the host knows.
+    The tensors are on the device of the instance that plans the step. Lengths are read on the
+    device only, so planning does not wait for them. :meth:`from_host` returns a step of lengths
+    that the host knows.
 
     Parameters
     ----------
     cu_seqlens_q : int32 [B + 1]
-        Prefix sums of query lengths; tokens at or past the last entry are padding (S-6).
+        Prefix sums of query lengths, from 0; tokens at or past the last entry are padding (S-6).
     seq_lens : int32 [B]
-        Tokens of each row, this step's included; 0 marks a padded row (S-2). With the mask
-        "non_causal" a row may have fewer keys than queries: the queries in front of its first
-        position have no slot.
+        Tokens of each row, including those of this step; 0 marks a padded row (S-2). With the mask
+        "non_causal" a row may have fewer keys than queries; its first queries then have no slot.
     block_table : int32 [B, M], or RequestMap
-        ``attend`` reads it again: keep it unchanged until then. Entries past a row's last block are
-        never read (S-9). From a request map ``plan`` builds a block table.
+        ``attend`` reads it again, so it must stay unchanged until then. Entries past a row's last
+        block are never read (S-9). ``plan`` builds a block table from a request map.
     num_tokens : int
-        T, the tokens of the step's tensors, padded ones included.
+        T, the tokens of the step's tensors, padded tokens included.
     max_query_len : int or None
-        The longest query of any row, >= 1, as far as the host knows: it chooses the kernel. A
-        longer row is right too, only slower. ``None`` takes a step with no more tokens than rows
-        for decode, and others for the longest rows of the capacities. With ``batch_invariant`` it
-        chooses one kernel for all steps, since a row has the same bits only in steps of one kernel
-        (S-20).
+        The longest query of any row, >= 1, if the host knows it. It chooses the kernel variant. A
+        longer row also gets correct outputs, but more slowly. With ``None``, a step with no more
+        tokens than rows counts as a decode step, and any other step as one of the longest queries
+        of the capacities. With ``batch_invariant`` all steps must pass the same value, since the
+        bits of a row are equal only in steps of the same kernel variant (S-20).
     mask : bool [..] or uint8 [T, W], or None
-        The draft trees, spelled as the config says (S-14). What a flat mask holds past the rows'
-        own elements is never read.
+        The draft trees, in the config's spelling (S-14). Elements of a flat mask past those of the
+        rows are never read.
     query_lens : sequence of int [B] or None
-        What `cu_seqlens_q` holds, where the host knows it. It then tells the longest query, except
-        with ``batch_invariant``, and `max_query_len` is ``None``.
+        The query lengths that `cu_seqlens_q` has, if the host knows them. Then `max_query_len`
+        must be ``None``: the longest query comes from them, except with ``batch_invariant``.
     max_seq_lens : sequence of int [B] or None
-        What `seq_lens` holds, or more, where the host knows it; given with `query_lens`.
+        Upper bounds of `seq_lens` on the host, if known; they require `query_lens`.
     """
 
     cu_seqlens_q: torch.Tensor
@@ -95,31 +94,31 @@ class MlaStep:
         num_tokens: int | None = None,
         mask: torch.Tensor | None = None,
     ) -> MlaStep:
-        """Return a step of lengths on the host, which it copies to the device without waiting.
+        """Return a step of lengths on the host, which are copied without waiting for the device.
 
         Parameters
         ----------
         query_lens : sequence of int [B]
             Tokens of each row in this step, >= 0.
         seq_lens : sequence of int [B]
-            Tokens of each row, this step's included; 0 for a padded row.
+            Tokens of each row, including those of this step; 0 for a padded row.
         block_table : sequence of sequences of int, int32 [B, M], or RequestMap
-            The blocks of each row; lines may have different lengths. A tensor or a map is taken as
-            it is.
+            The blocks of each row; rows may have different numbers of blocks. A tensor or a map is
+            used without a copy.
         device : str or torch.device
-            Of the instance that plans the step.
+            The device of the instance that plans the step.
         num_tokens : int or None
-            T; ``None`` takes the sum of `query_lens`: no padding.
+            T; ``None`` uses the sum of `query_lens`, which means no padding.
         mask : bool [..] or uint8 [T, W], or None
             The draft trees, on the device.
 
         Raises
         ------
         InvalidArgument
-            Lengths that are no integers from 0 to 2^31 - 1, not one for each row, or blocks that
-            are no int32.
+            The lengths are not integers from 0 to 2^31 - 1, or not one for each row; or the blocks
+            are not int32 integers.
         Unsupported
-            There is no such device.
+            The device is not available.
         """
         queries = lengths_of("query_lens", query_lens, None)
         num_rows = len(queries)
@@ -129,7 +128,7 @@ class MlaStep:
             raise InvalidArgument("query_lens", f"{sum_of_queries} in all", "at most 2 ** 31 - 1")
         is_given = isinstance(block_table, (torch.Tensor, RequestMap))
         table = _table_of("block_table", [[]] * num_rows if is_given else block_table, num_rows)
-        # One copy: lengths and blocks lie behind each other, each part on 16 bytes.
+        # One copy to the device: lengths and blocks are packed, each at a multiple of 16 bytes.
         parts = [np.concatenate([[0], ends]), keys, table.ravel()]
         starts = np.cumsum([0, *(-(-part.size // 4) * 4 for part in parts)])  # multiples of 4
         packed = np.zeros(starts[-1], np.int32)
@@ -158,14 +157,14 @@ class MlaStep:
         return self.seq_lens.shape[0]
 
     def most_keys(self, block_size: int) -> int:
-        """Return how many keys of a row the block table or the request map has places for."""
+        """Return the largest number of keys of a row in the block table or request map."""
         if isinstance(self.block_table, RequestMap):
             return self.block_table.req_to_token.shape[1]
         return self.block_table.shape[1] * block_size
 
     @property
     def tensors(self) -> dict[str, torch.Tensor | None]:
-        """The lengths, the mask and the request map, by name; a block table is not among them."""
+        """The lengths, the mask and the request map, by name, without a block table."""
         lengths = {"cu_seqlens_q": self.cu_seqlens_q, "seq_lens": self.seq_lens, "mask": self.mask}
         if isinstance(self.block_table, RequestMap):
             given = self.block_table
@@ -174,47 +173,51 @@ class MlaStep:
 
 
 def lengths_of(name: str, given: Any, num_rows: int | None) -> NDArray[np.int64]:
-    """Return lengths of rows, int64 [B], of a sequence on the host.
+    """Return the lengths of rows, int64 [B], from a sequence on the host.
 
     Raises
     ------
     InvalidArgument
-        They are no integers from 0 to 2^31 - 1, or not one for each row.
+        The lengths are not integers from 0 to 2^31 - 1, or not one for each row.
     """
     array = _array_of(name, given)
     if array.ndim != 1 or num_rows not in {None, len(array)}:
-        allowed = "one for each row" if num_rows is None else f"one for each of {num_rows} rows"
+        allowed = (
+            "one length for each row"
+            if num_rows is None
+            else f"one length for each of {num_rows} rows"
+        )
         raise InvalidArgument(name, f"shape {array.shape}", allowed)
     if array.size and not _has_integers(array):
         raise InvalidArgument(name, f"elements of {array.dtype}", "integers")
-    wrong = array[(array < 0) | (array >= 2**31)]  # sums of larger ones could pass int64
+    wrong = array[(array < 0) | (array >= 2**31)]  # the sum of larger values could exceed int64
     if wrong.size:
         raise InvalidArgument(name, wrong[0], "0 to 2 ** 31 - 1")
     return array.astype(np.int64)
 
 
 def _array_of(name: str, given: Any, place: str = "") -> NDArray[Any]:
-    """Return an array of what lies on the host, of any type; an error says at which place."""
+    """Return an array of data on the host; an error message ends with `place`."""
     try:
         return np.asarray(given)
-    except (TypeError, ValueError, RuntimeError):  # on a device, or of several lengths
+    except (TypeError, ValueError, RuntimeError):  # data on a device, or of unequal lengths
         kind = f"a {type(given).__name__}{place}"
         raise InvalidArgument(name, kind, "a sequence of integers on the host") from None
 
 
 def _has_integers(array: NDArray[Any]) -> bool:
-    """Return whether an array is one of integers, those that no type of NumPy holds included."""
+    """Return whether all elements are integers, including Python integers of any size."""
     if array.dtype.kind == "O":
         return all(isinstance(value, int) for value in array.flat)
     return array.dtype.kind in "iu"
 
 
 def _table_of(name: str, given: Any, num_rows: int) -> NDArray[np.int32]:
-    """Return the block table of lines on the host, int32 [B, M], as wide as the longest line."""
+    """Return the block table of rows on the host, int32 [B, M], as wide as the longest row."""
     has_lines = isinstance(given, Sequence) or (isinstance(given, np.ndarray) and given.ndim > 0)
     if not has_lines or len(given) != num_rows:
         kind = f"{len(given)} lines" if has_lines else f"a {type(given).__name__}"
-        raise InvalidArgument(name, kind, f"a line of blocks for each of {num_rows} rows")
+        raise InvalidArgument(name, kind, f"a sequence of blocks for each of {num_rows} rows")
     lines = []
     for row, line in enumerate(given):
         place = f" in row {row}"
@@ -232,7 +235,7 @@ def _table_of(name: str, given: Any, num_rows: int) -> NDArray[np.int32]:
 
 
 def _on_device(array: NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """Return a copy on the device; the host does not wait for it."""
+    """Return a copy on the device, without waiting for the device."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)

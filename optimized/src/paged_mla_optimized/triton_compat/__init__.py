@@ -1,1 +1,1 @@
-"""The only place that touches private parts of Triton."""
+"""All code that depends on private parts of Triton."""

@@ -1,4 +1,4 @@
-"""Triton's C launcher, called without the analysis of arguments in front of it."""
+"""Calls of Triton's C launcher without Triton's analysis of arguments."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _TRITON = ".".join(triton.__version__.split(".")[:2])
 
 
 def is_known(version: str) -> bool:
-    """Return whether the C launcher of a version of Triton takes its arguments as it does here."""
+    """Return whether the C launcher of a Triton version takes its arguments as used here."""
     return version in {"3.6", "3.7", "3.8", "3.9"}
 
 
 KNOWS_C_LAUNCHER = is_known(_TRITON)
-"""Whether that holds for the installed version."""
+"""Whether the C launcher of the installed version is known."""
 _NOT_READ = () if _TRITON in {"3.6", "3.7"} else (None,)
-"""What Triton's encoder of tensor maps takes besides, for other backends than NVIDIA's."""
+"""Additional arguments of Triton's encoder of tensor maps, which the NVIDIA backend ignores."""
 
 Grid = tuple[int, int, int]
 Start = Callable[[Grid, int, tuple[Any, ...]], None]  # grid, stream, arguments
 Device = Callable[[], int]
-Stream = Callable[[int], int]  # of a device
-Forms = tuple[Any, ...] | None  # Triton's ``tensordesc_meta``; None wants descriptors as they are
+Stream = Callable[[int], int]  # from a device index
+Forms = tuple[Any, ...] | None  # Triton's ``tensordesc_meta``; None: descriptors are not encoded
 
 
 def launch_hooks() -> Any:
-    """Return what listens to Triton's launches, as profilers do; nothing is false."""
+    """Return the hooks that are called at Triton's launches, such as profilers; falsy if none."""
     return _HOOKS.launch_enter_hook.calls or _HOOKS.launch_exit_hook.calls
 
 
 def device_and_stream() -> tuple[Device, Stream]:
-    """Return what tells the current device, and the current stream of a device."""
+    """Return functions for the current device, and for the current stream of a device."""
     active = driver.active
     return active.get_current_device, active.get_current_stream
 
@@ -49,13 +49,14 @@ def encoded(descriptor: Any, form: Any) -> Iterable[Any]:
 
 
 def start_of(binary: Any, cluster: int) -> tuple[Start, Forms]:
-    """Return what starts a compiled kernel, and the forms it wants descriptors in.
+    """Return a function that starts a compiled kernel, and the forms of its descriptors.
 
-    That is Triton's C launcher; or Triton's launcher around it, which allocates scratch memory
-    where a kernel needs some. Both take their arguments in the order of the known versions.
+    The function is Triton's C launcher. For a kernel that needs scratch memory it is Triton's
+    launcher around the C launcher, which allocates it. Both take their arguments in the order of
+    the known versions.
     """
     run, function = binary.run, binary.function
-    hooks = (None, None, None)  # what they would be told, and they
+    hooks = (None, None, None)  # the arguments of the hooks, and the two hooks
     if run.global_scratch_size or run.profile_scratch_size:
         return _start_flat(run, 1, (function, binary.packed_metadata, *hooks)), None
     launch, forms = _c_launcher(run)
@@ -70,8 +71,8 @@ def start_of(binary: Any, cluster: int) -> tuple[Start, Forms]:
 
 
 def _c_launcher(run: Any) -> tuple[Any, Forms]:
-    """Return what `run`, a ``CudaLauncher``, calls once it has encoded the descriptors."""
-    if not isfunction(run.launch):  # it has none to encode
+    """Return the C launcher that `run`, a ``CudaLauncher``, calls after it encodes descriptors."""
+    if not isfunction(run.launch):  # the kernel has no descriptors
         return run.launch, ()
     enclosed = getclosurevars(run.launch).nonlocals
     return enclosed["launcher"], tuple(enclosed["tensordesc_meta"])

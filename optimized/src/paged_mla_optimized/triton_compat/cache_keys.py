@@ -1,9 +1,10 @@
-"""Binaries on disk are found again by the next process, whichever kernel it launches first.
+"""Make the next process find binaries on disk, independent of the order of its kernel launches.
 
-Triton names a binary after the source of its kernel, of what that calls, and the constants of all
-of them. Until it was mended (https://github.com/triton-lang/triton/pull/10494), it left out the
-constants of functions that it had not named before: a process then compiled for seconds what lay
-on disk, under the name that another order of kernels had given it.
+Triton derives a binary's name from the source of its kernel, from that of the functions that the
+kernel calls, and from all their constants. Before
+https://github.com/triton-lang/triton/pull/10494, Triton left out the constants of functions that it
+had not named before. Then a process could spend seconds on compiling a binary that was on disk
+under a name from another order of kernels.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from triton.runtime.jit import JITCallable
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 
 _lock = threading.RLock()
-_settled: set[int] = set()  # ids of functions, which live as long as their modules
+_settled: set[int] = set()  # ids of functions, which exist as long as their modules
 
 
 def settle_key(kernel: Any) -> None:
-    """Have Triton name all that a kernel calls before the kernel; the interpreter names nothing.
+    """Make Triton name all functions that a kernel calls before it names the kernel.
 
     Parameters
     ----------
@@ -40,14 +41,14 @@ def settle_key(kernel: Any) -> None:
 
 
 def _called_by(function: Any) -> Iterator[Any]:
-    """Yield what a function names, and the methods of a class that it names."""
+    """Yield the objects that a function names, or the methods of a class that it names."""
     for name in _names(function.fn.__code__):
         value = function.fn.__globals__.get(name)
         yield from getattr(value, "hash_attrs", (value,))
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield names outside a function, those that its comprehensions use among them."""
+    """Yield the global names in a function, including those in its comprehensions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,4 +1,4 @@
-"""Triton's compiler, run without a GPU for any architecture."""
+"""Run Triton's compiler for any architecture, without a GPU."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from paged_mla_optimized.triton_compat.kernels import is_gluon
 
 CompilationError = triton.TritonError
-"""What the compiler raises for a kernel that it cannot compile."""
+"""The exception of the compiler for a kernel that it cannot compile."""
 
 
 def source_of(
     kernel: Any, signature: dict[str, Any], constants: dict[Any, Any], attributes: dict[Any, Any]
 ) -> Any:
-    """Return a kernel as the compiler wants it; constants and attributes are named by path."""
+    """Return the compiler's source object; constants and attributes are keyed by path."""
     kind = GluonASTSource if is_gluon(kernel) else ASTSource
     return kind(kernel, signature, constants, attributes)
 
@@ -30,17 +30,17 @@ def compiled(source: Any, arch: str, options: dict[str, Any]) -> Any:
 
     Parameters
     ----------
-    source : what ``source_of`` returns
+    source : result of ``source_of``
     arch : str
-        As "sm90".
+        For example "sm90".
     options : dict
-        Of the compiler.
+        Options of the compiler.
     """
     return triton.compile(source, target=_target(arch), options=options)
 
 
 def first_stage(source: Any, arch: str, options: dict[str, Any]) -> str:
-    """Return the intermediate representation after the compiler's first stage, without lines."""
+    """Return the intermediate representation of the compiler's first stage, without line info."""
     target = _target(arch)
     backend = make_backend(target)
     parsed = backend.parse_options(dict(options, **source.parse_options()))

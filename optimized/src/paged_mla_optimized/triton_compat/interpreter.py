@@ -1,4 +1,4 @@
-"""Triton's interpreter: whether it runs, which versions can run these kernels, and their mends."""
+"""Triton's interpreter: whether it is active, which versions are supported, and their fixes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 from paged_mla_shared.errors import Unsupported
 
 _WHEN_IMPORTED = (not isinstance(tl.softmax, JITFunction), bool(triton.knobs.runtime.interpret))
-"""Whether Triton's own functions are the interpreter's, and those imported with this file."""
+"""Whether Triton's own functions, and those imported with this file, are interpreted."""
 
 
 def is_interpreting() -> bool:
@@ -23,36 +23,37 @@ def is_interpreting() -> bool:
 
 @triton.constexpr_function  # type: ignore[untyped-decorator]
 def is_compiled() -> bool:
-    """Return, inside a kernel, whether no interpreter runs it, which knows no assembly."""
+    """Return, inside a kernel, whether it is compiled; the interpreter has no inline assembly."""
     return not triton.knobs.runtime.interpret
 
 
 def check_interpreter() -> None:
-    """Raise ``Unsupported`` where the interpreter is half there, or cannot run these kernels."""
+    """Raise ``Unsupported`` if the interpreter is partly active or cannot run these kernels."""
     interprets = is_interpreting()
     if {interprets} != {*_WHEN_IMPORTED}:
         raise Unsupported(
-            f"TRITON_INTERPRET={int(interprets)}, which has changed since Triton was imported: "
-            "set it where Python is started, or before anything imports Triton"
+            f"TRITON_INTERPRET={int(interprets)}, which has changed since Triton was imported; "
+            "set it before Python starts, or before Triton is imported"
         )
     if interprets:
         _prepare_interpreter()
 
 
 def _prepare_interpreter() -> None:
-    """Refuse versions whose interpreter cannot run these kernels, and mend that of Triton 3.9.
+    """Reject versions whose interpreter cannot run these kernels, and fix Triton 3.9.
 
-    With NumPy 2.4, that of Triton 3.6 reads no bound of a loop (triton#9171).
+    With NumPy 2.4, the interpreter of Triton 3.6 cannot read loop bounds (triton#9171).
     """
     triton_release = _release(triton.__version__)
     if triton_release < (3, 7) and _release(np.__version__) >= (2, 4):
         raise Unsupported(
-            f"the interpreter of Triton {triton.__version__} with NumPy {np.__version__}: "
-            "allowed: NumPy < 2.4, or Triton >= 3.7"
+            f"the interpreter of Triton {triton.__version__} with NumPy {np.__version__} is not "
+            "supported; use NumPy < 2.4, or Triton >= 3.7"
         )
     if triton_release >= (3, 10):
         raise Unsupported(
-            f"the interpreter of Triton {triton.__version__}: allowed: that of Triton 3.6 to 3.9"
+            f"the interpreter of Triton {triton.__version__} is not supported; "
+            "use Triton 3.6 to 3.9"
         )
     if triton_release == (3, 9):
         keep_conditions()
@@ -65,13 +66,13 @@ def _release(version: str) -> tuple[int, int]:
 
 @cache
 def keep_conditions() -> None:
-    """Have the interpreter of Triton 3.9 spread a scalar's condition as it is.
+    """Fix how the interpreter of Triton 3.9 broadcasts the condition of a scalar.
 
-    A scalar's comparison has the values of a condition and the type of what was compared. Triton
-    3.9 spreads it in that type over the shape of a tensor beside it: the result of a tensor's
-    condition and a scalar's is integers then, which no load or store takes for a mask.
+    The result of a scalar comparison has boolean values, but the type of the operands. Triton 3.9
+    broadcasts it with that type to the shape of a tensor. A logical operation with a tensor's
+    condition then returns integers, which loads and stores reject as a mask.
     """
-    from triton.runtime.interpreter import (  # noqa: PLC0415 - a GPU needs no interpreter
+    from triton.runtime.interpreter import (  # noqa: PLC0415 - not needed on a GPU
         InterpreterBuilder,
         TensorHandle,
     )

@@ -1,4 +1,4 @@
-"""What Triton knows of a kernel: its name, its parameters, and the language it is written in."""
+"""Properties of a Triton kernel: its name, its parameters, and its language."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 
 class Parameter(NamedTuple):
-    """A parameter of a kernel, and what Triton compiles for of its argument."""
+    """A parameter of a kernel, and the properties of its argument on which Triton specializes."""
 
     name: str
-    is_specialized: bool  # for 1, and for multiples of 16
+    is_specialized: bool  # on the value 1, and on multiples of 16
     is_specialized_on_alignment: bool
 
 
@@ -31,7 +31,7 @@ def parameter_names(kernel: Any) -> list[str]:
 
 
 def parameters_of(kernel: Any) -> list[Parameter]:
-    """Return a kernel's parameters, in order; none in the interpreter, which keeps no binaries."""
+    """Return a kernel's parameters, in order; the interpreter has none."""
     return [
         Parameter(one.name, not one.do_not_specialize, not one.do_not_specialize_on_alignment)
         for one in getattr(kernel, "params", ())

@@ -1,4 +1,4 @@
-"""Triton's settings, which it calls knobs."""
+"""Triton's settings, which Triton calls knobs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import triton
 
 @contextmanager
 def cache_in(folder: Path) -> Iterator[None]:
-    """Have Triton keep binaries in a folder, and look for them there."""
+    """Make Triton store and find binaries in a folder, inside a with statement."""
     with triton.knobs.cache.scope():
         triton.knobs.cache.dir = str(folder)
         yield
 
 
 def cuobjdump() -> str:
-    """Return the path of the tool that disassembles binaries, which Triton's wheel brings."""
+    """Return the path of the disassembler in Triton's wheel."""
     path: str = triton.knobs.nvidia.cuobjdump.path
     return path
 
 
 def leave_out_source_lines() -> None:
-    """Compile without source lines from now on."""
+    """Compile all later kernels without source lines."""
     triton.knobs.compilation.disable_line_info = True

@@ -1,4 +1,4 @@
-"""Triton's interpreter without work whose result nobody sees, which is half of what it does."""
+"""Remove the half of the work of Triton's interpreter that does not affect results."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from triton.runtime import interpreter
 
 @cache
 def leave_out_unseen_work() -> None:
-    """Spare interpreted programs what changes nothing in them."""
+    """Remove interpreter work that does not affect the results of programs."""
     leave_patched_parts_alone()
     check_overflow_where_reported()
 
 
 def leave_patched_parts_alone() -> None:
-    """Look through a part of the language only if its functions are not the interpreter's yet.
+    """Patch a part of the language only if its functions are not the interpreter's already.
 
-    A launch replaces them; each call of a function in a program looks through all of them again.
+    A launch replaces these functions. Without this, each function call in a program searches all of
+    them again.
     """
     patch = interpreter._patch_builtin
 
     @cache
-    def first_builtin(part: Any) -> str:  # all are replaced together, and restored together
+    def first_builtin(part: Any) -> str:  # all functions are replaced and restored together
         return next(name for name, member in getmembers(part) if is_builtin(member))
 
     def patch_once(part: Any, *rest: Any) -> None:
@@ -37,9 +38,9 @@ def leave_patched_parts_alone() -> None:
 
 
 def check_overflow_where_reported() -> None:
-    """Let sums and products of integers be checked only where the check can fail a program.
+    """Check sums and products of integers for overflow only if the check can fail a program.
 
-    Each is computed again in 64 bits, and compared, for an assertion that only debugging turns on.
+    The check computes each result again in 64 bits, for an assertion that only debug mode enables.
     """
     builder = interpreter.interpreter_builder
     checked = builder.options.debug

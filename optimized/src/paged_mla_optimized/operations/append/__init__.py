@@ -1,1 +1,1 @@
-"""The paged scatter of latents."""
+"""The write of a step's latents to the paged cache."""

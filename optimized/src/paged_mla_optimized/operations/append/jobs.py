@@ -1,4 +1,4 @@
-"""Which variants of the append kernels exist for an architecture: each that a step may get."""
+"""The variants of the append kernels that a step can get, compiled for an architecture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paged_mla_shared.formats import FORMATS
 
 
 def jobs(arch: str) -> Iterator[NamedSpec]:
-    """Yield every variant, some of them several times."""
+    """Yield every variant; some occur several times."""
     for of, is_served, rope in itertools.product(cached(), (True, False), ROPES):
         multiple = FORMATS[of.cache_format].block_size_multiple
         blocks = [size for size in BLOCKS if size % multiple == 0 and size < LONG_BLOCK // 2]

@@ -1,4 +1,4 @@
-"""Launches the paged scatter of a step's latents."""
+"""Launch the write of a step's latents to the paged cache."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from paged_mla_optimized.tensors.latent_cache import LatentCache, scales_and_str
 from paged_mla_optimized.triton_compat.kernels import parameter_names
 from paged_mla_shared.formats import GROUPS_PER_BLOCK
 
-_TOKENS = 4  # of a program
+_TOKENS = 4  # tokens of a program
 _WARPS = 4
 _FP8_TOKENS = 2
 _FP8_WARPS = 1
-_SCALAR_WARPS = 2  # where the layer has one scale
-_FEW_TOKENS = 512  # of a step: so many programs run at once, and each has one of them
-_FEW_INTERPRETED = 0  # an interpreter's programs follow each other
-_GROUP_TOKENS = 16  # where tokens share scales
+_SCALAR_WARPS = 2  # for formats with one scale per layer
+_FEW_TOKENS = 512  # up to this many tokens of a step, a program has one token
+_FEW_INTERPRETED = 0  # interpreted programs run one after another
+_GROUP_TOKENS = 16  # for formats in which tokens share scales
 _GROUP_WARPS = 8
 _PLACES = 8
 _SLOTS = 1024
-RUN_TOKENS = (1, 3, 5)  # where besides they follow each other; odd: every SM gets runs to write
-_ROW_TOKENS = (4, 64)  # of a row, above which programs have more
+RUN_TOKENS = (1, 3, 5)  # tokens of a program for consecutive slots; odd, to balance multiprocessors
+_ROW_TOKENS = (4, 64)  # tokens per row above which programs have more tokens
 _RUN_WARPS = 4
-_ROWS = 4  # encoded together
-_LONGEST_RUN = 32  # tokens: longer groups do not fit into registers
+_ROWS = 4  # rows that are encoded together
+_LONGEST_RUN = 32  # tokens; longer groups do not fit into registers
 
 
 class Append:
@@ -48,7 +48,7 @@ class Append:
     ----------
     config : MlaConfig
     arch : str
-        As ``planning/families.py`` names it.
+        A name as in ``planning/families.py``.
     tables : (cos, sin)
         Rotation tables [max_model_len, P / 2]; empty without rope.
     """
@@ -59,21 +59,21 @@ class Append:
         self.config = config
         self.tables = tables
         self._few_tokens = _FEW_INTERPRETED if arch == INTERPRETER else _FEW_TOKENS
-        self._shares_scales = config.scales == "per_group"  # between tokens
+        self._shares_scales = config.scales == "per_group"  # tokens share scales
         self._kernels = {
             (few, run_tokens): self._kernel(arch, few=few, run_tokens=run_tokens)
             for few, run_tokens in append_choices(config)
         }
 
     def _kernel(self, arch: str, *, few: bool, run_tokens: int) -> tuple[Launcher, int]:
-        """Return the kernel and the tokens of a program."""
+        """Return the kernel, and the tokens of a program."""
         spec = append_spec(self.config, arch, few=few, run_tokens=run_tokens)
         return Launcher(spec), spec.constants["TOKENS"]
 
     def steps(self) -> list[tuple[int, int]]:
-        """Return a step for each kernel that the capacities let steps get.
+        """Return (tokens, rows) of a step for each kernel that the capacities allow.
 
-        Tokens and rows; no rows for one whose slots are named.
+        `rows` is 0 for a step whose slots the caller names.
         """
         config = self.config
         found: dict[tuple[bool, int], tuple[int, int]] = {}
@@ -87,7 +87,7 @@ class Append:
         ]
 
     def _choice(self, num_tokens: int, planned_rows: int) -> tuple[bool, int]:
-        """Return which of ``append_choices`` a step gets."""
+        """Return the element of ``append_choices`` for a step."""
         if not self._shares_scales:
             return False, 0
         few = num_tokens <= self._few_tokens
@@ -103,10 +103,10 @@ class Append:
         planned_rows: int,
         positions: torch.Tensor,
     ) -> None:
-        """Write the rows of tokens whose slot lies in the cache and is not reserved (S-10); T > 0.
+        """Write the tokens whose slot is in the cache and not reserved (S-10); T > 0.
 
-        `planned_rows`: how many rows have the tokens, if the slots are a plan's, so that those of a
-        row follow each other; 0 for other slots.
+        `planned_rows` is the number of rows of the tokens if the slots are those of a plan, so that
+        slots of a row are consecutive. It is 0 for other slots.
         """
         config, latents = self.config, cache.latents
         scales: tuple[torch.Tensor, ...] = ()
@@ -136,7 +136,7 @@ class Append:
 
 
 def run_tokens_of(num_tokens: int, planned_rows: int, *, few: bool) -> int:
-    """Return the tokens of a program that writes runs; 0 where slots are not planned."""
+    """Return the tokens of a program that writes runs; 0 if the slots are not those of a plan."""
     if planned_rows == 0:
         return 0
     if few:
@@ -145,7 +145,7 @@ def run_tokens_of(num_tokens: int, planned_rows: int, *, few: bool) -> int:
 
 
 def append_choices(config: MlaConfig) -> list[tuple[bool, int]]:
-    """Return what ``append_spec`` may be asked for steps of a config: few, and run tokens."""
+    """Return the arguments (few, run_tokens) of ``append_spec`` for all steps of a config."""
     if config.scales != "per_group":
         return [(False, 0)]
     return list(itertools.product((False, True), (0, *RUN_TOKENS)))
@@ -156,8 +156,8 @@ def append_spec(
 ) -> KernelSpec:
     """Return the kernel that writes the config's format.
 
-    Where tokens share scales, that depends on whether a step has few tokens, and on
-    ``run_tokens_of``.
+    In formats where tokens share scales, the kernel depends on whether a step has few tokens, and
+    on the result of ``run_tokens_of``.
     """
     kernel, constants, warps = _kernel_of(config, arch, few=few, run_tokens=run_tokens)
     latent, table = pointer(config.dtype), rope_pointer(config)

@@ -1,4 +1,4 @@
-"""Launches split attention over its fixed grid, and joins what the grid cut."""
+"""Launch attention over a fixed grid, and combine the partial results of split groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 class Workspace:
-    """Where partial answers lie between two launches, whichever variants they are of.
+    """Memory for partial results between two kernel launches; all variants share it.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Workspace:
         Multiprocessors of the device.
     device : torch.device
     given : float32 [n] or None
-        Memory to use; ``None`` allocates.
+        Memory to use; ``None`` allocates memory.
     """
 
     def __init__(
@@ -69,19 +69,19 @@ class Workspace:
 
 
 class Attention:
-    """The attention launches of steps of one variant.
+    """The attention launches of steps of one kernel variant.
 
     Parameters
     ----------
     config : MlaConfig
     variant : AttendVariant
     facts : DeviceFacts
-        Of the device; the grid has a fixed number of programs for each multiprocessor.
+        The facts of the device, whose number of multiprocessors determines the grid.
     workspace : Workspace
     quantize : QuantizeQueries or None
-        For a family of FP8 products.
+        The quantization; required for a family of FP8 products.
     rotate : RotateQueries or None
-        For a config with a rope.
+        The rotation; required if the config has a rope.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Attention:
         cache: LatentCache,
         answer: Answer,
     ) -> None:
-        """Write every element of `answer`; T > 0."""
+        """Write every element of `answer`; the step must have at least one token."""
         self.attend(plan, queries, cache, answer)
         self._combine.launch(plan, self._partials, answer)
 
@@ -123,7 +123,7 @@ class Attention:
         cache: LatentCache,
         answer: Answer,
     ) -> None:
-        """Write what no part of the grid cuts, and partials of what is cut."""
+        """Write the outputs of groups that are not split, and partial results of all others."""
         launch: Callable[..., None] = self._portable.launch
         if self._hopper is not None and self._hopper.takes(queries):
             rows = self._hopper.rows_of(cache.latents, scales_and_stride(cache)[1])
@@ -133,8 +133,8 @@ class Attention:
 
 
 def partial_shape(config: MlaConfig, variant: AttendVariant, num_sms: int) -> tuple[int, int]:
-    """Return how many partial answers of a query tile there may be, and the tile's pairs."""
-    # Of the group that a part's range begins in, and of the one it ends in; or a part's state.
+    """Return the maximum number of partial results, and the pairs of a query tile."""
+    # Two for each part: for the first and the last group of its range; or for a part's state.
     tiles = 2 * variant.programs(num_sms)
     if config.batch_invariant:
         tiles += config.max_rows * fixed_splits(variant, config.max_rows, config.kv_lora_rank)

@@ -1,4 +1,4 @@
-"""Launches the joining of partial answers: how many programs."""
+"""Launch the kernel that combines partial results."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paged_mla_optimized.runtime.launch import Fixed, Launcher
 from paged_mla_optimized.tensors.queries import Answer
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 
-_NUM_WARPS = 1  # small programs: many begin at once where the attend kernel's have just ended
-_MAX_REGISTERS = 128  # of a thread, so that 16 programs run on a multiprocessor at once
-_PIECE = 32  # columns of a pair that ``_join_share`` takes at a time of 64 partials
+_NUM_WARPS = 1  # small programs, of which many start as soon as attend programs end
+_MAX_REGISTERS = 128  # per thread, so that 16 programs fit on a multiprocessor
+_PIECE = 32  # columns of a pair that ``_join_share`` processes at once, of 64 partial results
 
 
 class Combine:
@@ -26,7 +26,7 @@ class Combine:
     config : MlaConfig
     variant : AttendVariant
     programs : int
-        Of the attend kernel: it has at most so many parts.
+        Programs of the attend kernel, which bound its number of parts.
     """
 
     def __init__(self, config: MlaConfig, variant: AttendVariant, programs: int) -> None:
@@ -34,10 +34,10 @@ class Combine:
         self.variant = variant
         lanes = _least_lanes(config, variant)
         self.parts = programs // lanes
-        # So many for each program of the attend kernel read all partials of its tile at once.
+        # This many programs per attend program can read all partial results of a tile at once.
         workers = 16 if variant.tile_m <= 32 else 16 * max(lanes, 2)
         self.workers = self.parts * (2 if is_interpreting() else workers)
-        self.pieces = variant.tile_m * -(-config.kv_lora_rank // _PIECE)  # of a query tile
+        self.pieces = variant.tile_m * -(-config.kv_lora_rank // _PIECE)  # pieces of a query tile
         self._kernel = Launcher(combine_spec(config, variant))
 
     def launch(
@@ -46,7 +46,7 @@ class Combine:
         partials: Fixed,
         answer: Answer,
     ) -> None:
-        """Write what the groups that were cut come to, and blank padding; T > 0."""
+        """Write the outputs of split groups, and (0, -inf) for padding; T > 0."""
         rows, tokens = plan.num_rows, plan.num_tokens
         joins = most_joins(self.config, self.variant, self.parts, rows, tokens)
         workers = max(min(self.workers // joins, self.pieces), 1)
@@ -67,7 +67,7 @@ class Combine:
 
 
 def combine_spec(config: MlaConfig, variant: AttendVariant) -> KernelSpec:
-    """Return the kernel that joins what an attend kernel leaves."""
+    """Return the kernel that combines the partial results of an attend kernel."""
     overlaps = variant.family != PORTABLE
     types = {
         "joins_ptr": "*i32",
@@ -86,6 +86,6 @@ def combine_spec(config: MlaConfig, variant: AttendVariant) -> KernelSpec:
 
 
 def _least_lanes(config: MlaConfig, variant: AttendVariant) -> int:
-    """Return the fewest lanes that a plan takes: as many as one token fills."""
+    """Return the smallest number of lanes that a plan uses, which one token fills."""
     fills = (1 << step for step in reversed(range(variant.lane_steps + 1)))
     return next(n for n in fills if n == 1 or config.num_heads % (n * variant.tile_m) == 0)

@@ -1,7 +1,8 @@
-"""Launches the Gluon kernels for Hopper, where the problem and its tensors suit them.
+"""Launch the Gluon kernels for Hopper, if they support the problem and its tensors.
 
-They copy keys by TMA, or thread by thread where a block fits no TMA box. Either way the cache has
-to be rows of one stride: blocks a whole number of rows apart, and each row on 16 bytes.
+They copy keys by TMA, or thread by thread if a block does not fit a TMA box. In both cases the
+cache must be rows of one stride: blocks must be a whole number of rows apart, and each row must
+begin at a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ from paged_mla_optimized.tensors.latent_cache import LatentCache, scales_and_str
 from paged_mla_optimized.tensors.queries import Answer, Queries
 from paged_mla_optimized.triton_compat.kernels import parameter_names
 
-_BOX = 64  # most keys of one copy
-_BARRIERS = 1024  # bytes of shared memory, with what alignment takes
-# Registers on average: more for those that compute, fewer for those that copy.
+_BOX = 64  # largest number of keys of one copy
+_BARRIERS = 1024  # bytes of shared memory for barriers and alignment
+# Average registers per thread: warps that compute get more, warps that copy fewer.
 _FEW_REGISTERS = 152
 _FEW_FP8_REGISTERS = 168
 MAX_CACHES = 4096
-"""Caches, one a layer, whose tensor maps are kept before all of them are forgotten."""
+"""The number of caches (one per layer) whose tensor maps are stored before all are dropped."""
 MAX_KERNELS = 64
-"""Strides of caches whose kernels are kept, likewise."""
+"""The number of cache strides whose kernels are stored; after that, all are dropped."""
 _KERNELS = {
     FEW: decode_few_kernel,
     TILE: decode_tile_kernel,
@@ -75,7 +76,7 @@ _NO_ROPE = RopeTables(None, None, None)
 
 
 def cache_fits(cache: torch.Tensor) -> bool:
-    """Return whether `cache` [num_blocks, block_size, R + P] is rows that TMA can address."""
+    """Return whether TMA can address `cache` [num_blocks, block_size, R + P] as rows."""
     stride_block, stride_token, _ = cache.stride()
     return (
         cache.data_ptr() % 16 == 0
@@ -83,14 +84,14 @@ def cache_fits(cache: torch.Tensor) -> bool:
         and stride_token * cache.element_size() % 16 == 0
         and stride_block >= stride_token
         and stride_block % stride_token == 0
-        and 0 < cache.shape[0] * (stride_block // stride_token) < 2**31  # no map of no rows
+        and 0 < cache.shape[0] * (stride_block // stride_token) < 2**31  # TMA rejects 0 rows
     )
 
 
 def queries_fit(*queries: torch.Tensor) -> bool:
-    """Return whether queries can be copied to shared memory, 16 bytes at a time.
+    """Return whether queries can be copied to shared memory in pieces of 16 bytes.
 
-    Of addresses in bytes and of strides in elements, the compiler knows multiples of 16 only.
+    Addresses in bytes and strides in elements must be multiples of 16; the compiler relies on this.
     """
     bits = 0
     for q in queries:
@@ -101,7 +102,7 @@ def queries_fit(*queries: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a tensor starts: all that Triton asks of a descriptor's tensor, and no storage."""
+    """The start of a tensor: all properties that Triton reads from a descriptor's tensor."""
 
     address: int
     dtype: torch.dtype
@@ -119,19 +120,19 @@ class Rows(NamedTuple):
 
 
 class HopperAttention:
-    """Launcher of one Gluon kernel; keeps tensor maps of the caches it has seen, not the caches.
+    """Launcher of one Gluon kernel; it stores the tensor maps of caches, but not the caches.
 
     Parameters
     ----------
     config : MlaConfig
     variant : AttendVariant
-        Of a family in kernels/hopper.
+        A variant of a family in kernels/hopper.
     programs : int
         Size of the grid.
     quantize : QuantizeQueries or None
-        For a family of FP8 products.
+        The quantization; required for a family of FP8 products.
     rotate : RotateQueries or None
-        For a config with a rope.
+        The rotation; required if the config has a rope.
     """
 
     def __init__(
@@ -151,16 +152,16 @@ class HopperAttention:
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
     def takes(self, queries: Queries) -> bool:
-        """Return whether the kernel can read queries, its own or those handed in."""
+        """Return whether the kernel can read these queries, or quantizes them first."""
         if self._quantize is not None:
             return True
-        # What is rotated is loaded, in whatever pieces it lies.
+        # The kernel loads the part that it rotates, which needs no alignment, and copies the rest.
         return queries_fit(queries.nope) if self._rotate is not None else queries_fit(*queries)
 
     def rows_of(self, latents: torch.Tensor, stride_scales: int = 0) -> Rows | None:
-        """Return a cache's latents as rows, None where TMA cannot address them.
+        """Return a cache's latents as rows, or None if TMA cannot address them.
 
-        `stride_scales` is that of a block in the scale tensor, if there is one.
+        `stride_scales` is the stride of a block in the scale tensor, if there is one.
         """
         key = (latents.data_ptr(), latents.shape, latents.stride(), stride_scales)
         rows = self._caches.get(key)
@@ -178,9 +179,9 @@ class HopperAttention:
         *,
         partials: Fixed,
     ) -> None:
-        """Write `answer` for every whole group, and `partials` for the others.
+        """Write `answer` for groups that are not split, and `partials` for all others.
 
-        `rows` are those of the cache's latents.
+        `rows` is the result of :meth:`rows_of` for the latents of `cache`.
         """
         (q_nope, q_pe), (out, lse) = queries, answer
         table = plan.block_table
@@ -216,7 +217,7 @@ class HopperAttention:
         num_blocks, block_size, width = cache.shape
         stride_block, stride_token, _ = cache.stride()
         block_rows = stride_block // stride_token
-        # Kernels read words of 16 bits, whatever the cache keeps in them.
+        # Kernels read the cache as words of 16 bits, for every format.
         stride_row, width = (n * cache.element_size() // 2 for n in (stride_token, width))
         geometry = (block_rows, stride_row, stride_scales)
         kernel = self._kernels.get(geometry)
@@ -235,26 +236,26 @@ class HopperAttention:
 
 
 def has_rope(variant: AttendVariant) -> bool:
-    """Return whether the kernel of a family rotates queries itself."""
+    """Return whether the kernel of a family rotates queries by itself."""
     return "ROPE" in parameter_names(_KERNELS[variant.family])
 
 
 def _cluster(variant: AttendVariant, programs: int) -> int:
-    """Return how many programs run side by side: lanes, which ask for the same keys, in pairs."""
+    """Return the cluster size: 2 if lanes, which read the same keys, can run in pairs."""
     return 2 if variant.lanes > 1 and programs % 2 == 0 else 1
 
 
 def hopper_box(block_size: int) -> int:
-    """Return the keys of one copy: a block, or a tile of a larger one; 0 where none fits."""
+    """Return the keys of one copy: a block, or a part of a larger block; 0 if no box fits."""
     if block_size % _BOX == 0:
         return _BOX
-    return block_size if block_size in {8, 16, 32} else 0  # swizzled in eights
+    return block_size if block_size in {8, 16, 32} else 0  # the swizzle repeats every 8 rows
 
 
 def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], list[int]]:
-    """Return what one copy takes of the latent columns, whole or halved, and of the others.
+    """Return the boxes of one copy: of the latent columns, whole or halved, and of the rotated key.
 
-    Widths are in words of 16 bits.
+    Each box is [keys, words of 16 bits].
     """
     keys = hopper_box(config.block_size) or _BOX
     layout = CacheLayout.of(config)
@@ -264,20 +265,20 @@ def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], 
 
 
 def hopper_layout(box: list[int]) -> gl.NVMMASharedLayout:
-    """Return how boxes of 16-bit words lie in shared memory."""
+    """Return the layout in shared memory of a box of 16-bit words."""
     return gl.NVMMASharedLayout(min(box[1] * 2, 128), element_bitwidth=16, rank=2)
 
 
 def _word(config: MlaConfig) -> torch.dtype:
-    """Return what kernels take the 16-bit words of a cache for."""
+    """Return the dtype that kernels use for the 16-bit words of a cache."""
     return torch.int16 if config.is_fp8 else config.dtype
 
 
 def _stages(config: MlaConfig, variant: AttendVariant) -> int:
-    """Return how many key tiles the ring for few queries holds: as many as fit."""
+    """Return the number of key tiles that fit in the ring of the kernels for few queries."""
     queries = (config.kv_lora_rank + config.qk_rope_head_dim) * 2
     if config.scales == "inline" and config.dtype == torch.float16:
-        queries += config.qk_rope_head_dim * 2  # in two pieces
+        queries += config.qk_rope_head_dim * 2  # the rotated part has two pieces
     weights = variant.tile_n * 2
     ratios = variant.tile_n * config.stored.inline_scales * 2
     layout = CacheLayout.of(config)
@@ -295,8 +296,8 @@ def hopper_spec(
 ) -> KernelSpec:
     """Return the kernel of a family.
 
-    `block_rows` is the stride of a block in rows of the cache, `stride_row` that of a row in words
-    of 16 bits, `stride_scales` that of a block in the scale tensor.
+    `block_rows` is the stride of a block in rows of the cache. `stride_row` is the stride of a row
+    in words of 16 bits. `stride_scales` is the stride of a block in the scale tensor.
     """
     kernel = _KERNELS[variant.family]
     constants = {

@@ -1,12 +1,14 @@
-"""Which variants of the attend kernels, and of the join of their splits, exist for an architecture.
+"""The variants of the attend kernels, and of combine, that are compiled for an architecture.
 
-They are found as dispatch finds them: ``planning/families.py`` says which tiles serve which heads.
-Every combination of these is compiled once: tile, dtype, cache format, products, mask, a rope,
-whether splits are of fixed length, and how keys are copied: by which TMA box, one by one, or in the
-portable kernels by whole blocks or not.
+The table in ``planning/families.py``, which launches use too, determines the tiles and the head
+counts that each tile serves. Every combination of these options is compiled once: tile, dtype,
+cache format, products, mask, rope, whether splits have a fixed length, and how keys are copied. The
+latter is the TMA box or single copies on Hopper; in portable kernels, whether a block is a whole
+number of key tiles.
 
-Every number of heads up to 128 is compiled in each tile of Hopper's kernels that serves it, and in
-those for few queries with every mask and cut, and with no box too.
+Every number of heads up to 128 is compiled in each tile of the Hopper kernels that serves it. For
+the kernels for few queries, this is repeated for every mask, for both kinds of splits, and with and
+without a box.
 """
 
 from __future__ import annotations
@@ -44,27 +46,27 @@ from paged_mla_optimized.runtime.kernel_spec import SHORT, NamedSpec
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope
 
-_MASKS = (*SPELT_MASKS[:2], SPELT_MASKS[-1])  # one tree: its spelling is the plan's alone
+_MASKS = (*SPELT_MASKS[:2], SPELT_MASKS[-1])  # only one tree mask: only the plan reads its spelling
 
 
 def jobs(arch: str) -> Iterator[NamedSpec]:
-    """Yield every variant, some of them several times."""
+    """Yield every variant; some occur several times."""
     yield from _hopper_jobs(arch)
     yield from _hopper_heads(arch)
     yield from _attend_jobs(arch)
 
 
 class _Tile(NamedTuple):
-    """A tile of one kernel for Hopper, and what it serves."""
+    """A tile of one Hopper kernel, and the steps that it serves."""
 
     types: Types
     dims: tuple[int, int]
-    variant: AttendVariant  # one of several that differ in how work is shared alone
+    variant: AttendVariant  # one of several variants that differ only in their schedule
     heads: list[int]
 
 
 class _Options(NamedTuple):
-    """What else shapes the code of a kernel for Hopper."""
+    """The other options that determine the code of a Hopper kernel."""
 
     mask: str
     is_fixed: bool
@@ -86,8 +88,8 @@ def _hopper_tiles(arch: str) -> Iterator[_Tile]:
 
 
 def _hopper_jobs(arch: str) -> Iterator[NamedSpec]:
-    """Yield Hopper's kernels with every combination of options."""
-    names = set()  # what serves exact products serves some fast ones too
+    """Yield the Hopper kernels with every combination of options."""
+    names = set()  # some kernels serve both exact and fast products
     for tile in _hopper_tiles(arch):
         ropes = ROPES if has_rope(tile.variant) else ROPES[:1]
         boxes = blocks_by_box(tile.types.cache_format)
@@ -100,7 +102,7 @@ def _hopper_jobs(arch: str) -> Iterator[NamedSpec]:
 
 
 def _hopper_heads(arch: str) -> Iterator[NamedSpec]:
-    """Yield Hopper's kernels with every number of heads."""
+    """Yield the Hopper kernels with every number of heads."""
     tiles: dict[tuple[str, int], list[_Tile]] = {}
     for tile in _hopper_tiles(arch):
         tiles.setdefault((tile.variant.family, tile.variant.tile_m), []).append(tile)
@@ -154,7 +156,7 @@ def _hopper_job(tile: _Tile, options: _Options, num_heads: int) -> NamedSpec:
 
 
 def _attend_jobs(arch: str) -> Iterator[NamedSpec]:
-    """Yield the portable attend kernel, and the join of what it or a kernel for Hopper leaves."""
+    """Yield the portable attend kernel, and combine for it and for Hopper kernels."""
     for of, dims, variant, heads in portable_tiles(arch):
         widths = f"r{dims[0][0]}" if len(dims) == 1 else "others"
         tile = f"m{variant.tile_m}n{variant.tile_n}"
@@ -201,7 +203,7 @@ def _tree(mask: str) -> str:
 
 
 def blocks_by_box(cache_format: str) -> dict[int, list[int]]:
-    """Return legal block sizes by the keys of one copy on Hopper."""
+    """Return the legal block sizes for each number of keys of one copy on Hopper."""
     multiple = FORMATS[cache_format].block_size_multiple
     found: dict[int, list[int]] = {}
     for block_size in BLOCKS:
@@ -211,7 +213,7 @@ def blocks_by_box(cache_format: str) -> dict[int, list[int]]:
 
 
 def blocks_by_tile(cache_format: str, tile_n: int) -> dict[bool, list[int]]:
-    """Return legal block sizes by whether blocks are a whole number of key tiles."""
+    """Return the legal block sizes, grouped by whether a block is a whole number of key tiles."""
     found: dict[bool, list[int]] = {}
     for sizes in blocks_by_box(cache_format).values():
         for block_size in sizes:

@@ -1,4 +1,4 @@
-"""Launches the portable attend kernel: any strides, any dims, any architecture."""
+"""Launch the portable attend kernel, which supports any strides, sizes and architecture."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from paged_mla_optimized.runtime.launch import Fixed, Launcher
 from paged_mla_optimized.tensors.latent_cache import LatentCache, scales_and_stride
 from paged_mla_optimized.tensors.queries import Answer, Queries
 
-_SHARE = 128  # columns
+_SHARE = 128  # latent columns
 
 
 class PortableAttention:
-    """Launcher of ``attend_kernel``, and before it of what rotates its queries.
+    """Launcher of ``attend_kernel`` and, with a rope, of the rotation of its queries.
 
     Parameters
     ----------
     config : MlaConfig
     variant : AttendVariant
     arch : str
-        As ``planning/families.py`` names it.
+        A name as in ``planning/families.py``.
     programs : int
         Size of the grid.
     rotate : RotateQueries or None
-        For a config with a rope.
+        The rotation; required if the config has a rope.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class PortableAttention:
         *,
         partials: Fixed,
     ) -> None:
-        """Write `answer` for every whole group, and `partials` for the others."""
+        """Write `answer` for groups that are not split, and `partials` for all others."""
         (q_nope, q_pe), (out, lse) = queries, answer
         if self._rotate is not None:
             q_pe = self._rotate.launch(q_pe, plan.positions)
@@ -88,7 +88,7 @@ class PortableAttention:
 
 
 def attend_spec(config: MlaConfig, variant: AttendVariant, arch: str) -> KernelSpec:
-    """Return the portable kernel."""
+    """Return the portable attend kernel."""
     lines = Lines(pointer(config.dtype), STRIDE, STRIDE)
     types = {
         "work": WORK_TYPES,
@@ -125,7 +125,7 @@ def attend_spec(config: MlaConfig, variant: AttendVariant, arch: str) -> KernelS
 
 
 def _shares(config: MlaConfig) -> int:
-    """Return how many parts latents come in: in one, FP8 tiles would not fit into registers."""
+    """Return the number of parts of latents; whole FP8 tiles would not fit into registers."""
     if not config.is_fp8:
         return 1
     if config.scales == "inline":

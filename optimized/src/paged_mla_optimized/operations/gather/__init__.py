@@ -1,1 +1,1 @@
-"""The read of cached latents."""
+"""The copy of cached latents to dense tensors."""

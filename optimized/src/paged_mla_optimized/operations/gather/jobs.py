@@ -1,4 +1,4 @@
-"""Which variants of the gather kernel exist for an architecture."""
+"""The variants of the gather kernel that are compiled for an architecture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks and launches the read of cached latents, row after row."""
+"""Check and launch the copy of cached latents to dense tensors, row by row."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from paged_mla_optimized.tensors.latent_cache import LatentCache, named_tensors,
 from paged_mla_optimized.tensors.overlap import check_apart, check_places
 from paged_mla_shared.errors import InvalidArgument
 
-_MAX_KEYS = 2**31 - 1  # what int32 prefix sums tell apart
+_MAX_KEYS = 2**31 - 1  # the largest int32 prefix sum
 _TOKENS_PER_PROGRAM = 16
-_TOKENS_INTERPRETED = 256  # what a program costs there does not depend on its tokens
+_TOKENS_INTERPRETED = 256  # an interpreted program has the same cost for any number of tokens
 
 
 class Spans(NamedTuple):
-    """Which tokens of each row are read, and to which lines.
+    """The tokens of each row that are read.
 
     Parameters
     ----------
     block_table : int32 [B, M]
     key_starts : int32 [B + 1]
-        Prefix sums of how many each row has, from 0.
+        Prefix sums of the number of tokens of each row, from 0; also the lines to write.
     first_tokens : int32 [B]
-        The first one of each row.
+        The first token of each row that is read.
     """
 
     block_table: torch.Tensor
@@ -43,7 +43,7 @@ class Spans(NamedTuple):
 
     @classmethod
     def whole(cls, plan: Plan) -> Spans:
-        """Return all tokens of the planned rows."""
+        """Return the spans of all tokens of the planned rows."""
         return cls(plan.block_table, plan.key_starts, plan.first_tokens)
 
 
@@ -54,7 +54,7 @@ class Gather:
     ----------
     config : MlaConfig
     arch : str
-        As ``planning/families.py`` names it.
+        A name as in ``planning/families.py``.
     device : torch.device
     """
 
@@ -68,13 +68,13 @@ class Gather:
     def read(
         self, spans: Spans, cache: LatentCache, *, ckv: torch.Tensor, k_pe: torch.Tensor
     ) -> None:
-        """Check and read cached tokens of rows.
+        """Check the arguments, and read the cached tokens of rows.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong; or what is written lies on
-            what is read.
+            A tensor's shape, dtype, device or last stride is wrong, or an output overlaps an
+            input.
         """
         layout = layout_of(ckv, k_pe, cache.latents, cache.scales, spans.block_table)
         if layout not in self._checked:

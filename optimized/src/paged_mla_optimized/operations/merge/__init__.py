@@ -1,1 +1,1 @@
-"""Merges of partial answers."""
+"""Merges of partial results."""

@@ -1,4 +1,4 @@
-"""Which variants of the kernels that merge partial answers exist for an architecture."""
+"""The variants of the merge kernels that are compiled for an architecture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paged_mla_optimized.runtime.kernel_spec import SHORT, NamedSpec
 
 
 def jobs(arch: str) -> Iterator[NamedSpec]:
-    """Yield every variant, some of them several times."""
+    """Yield every variant; some occur several times."""
     for dtype, dims in itertools.product(DTYPE_NAMES.values(), DIMS):
         if dims[1] == SERVED[1]:
             config = query_config(dtype, dims, None)
@@ -24,7 +24,7 @@ def jobs(arch: str) -> Iterator[NamedSpec]:
             yield NamedSpec(f"merge-lines-r{dims[0]}-{short}", merge_lines_spec(config), short)
             yield NamedSpec(f"merge-r{dims[0]}", merge_spec(dims[0]), "fp32")
     for chunk in prefill_configs():
-        if not chunk.causal:  # answers to the chunks of a context
+        if not chunk.causal:  # partial results of context chunks
             tile_m, short = prefill_variant(*demand_of(chunk, arch)).tile_m, SHORT[chunk.dtype]
             name = f"merge-tiles-m{tile_m}-v{chunk.v_head_dim}-{short}"
             yield NamedSpec(name, merge_tiles_spec(tile_m, chunk), short)

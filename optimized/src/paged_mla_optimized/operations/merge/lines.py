@@ -1,4 +1,4 @@
-"""Lines that partial answers travel in, and the launch that merges them (rule S-8)."""
+"""Merge partial results that ranks exchange as lines of out and lse (rule S-8)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from paged_mla_optimized.kernels.common.merge_lines import merge_lines_kernel
 from paged_mla_optimized.runtime.kernel_spec import KernelSpec, pointer
 from paged_mla_optimized.runtime.launch import Launcher
 
-_BEHIND = 16  # elements for the lse; so many keep lines and stores of a warp aligned
+_BEHIND = 16  # elements for the lse, which also keep lines aligned
 _ROWS = 4
 
 
 def line_width(config: MlaConfig) -> int:
-    """Return the elements of a line: R of an answer, and room for its lse."""
+    """Return the elements of a line: R of an output, and the space for its lse."""
     return config.kv_lora_rank + _BEHIND
 
 
 def split_lines(config: MlaConfig, lines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the answers [.., R] and the float32 lse [..] that lie in `lines` [.., line]."""
+    """Return views of the outputs [.., R] and the float32 lse [..] in `lines` [.., line]."""
     rank = config.kv_lora_rank
     words = lines.view(torch.float32)
     return lines[..., :rank], words[..., rank * lines.itemsize // words.itemsize]
@@ -38,9 +38,9 @@ class MergeLines:
         self._kernel = Launcher(merge_lines_spec(config))
 
     def launch(self, lines: torch.Tensor, *, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """Merge `lines` [n, heads, T, line], dense, into `out` [T, H, R] and `lse` [T, H].
+        """Merge dense `lines` [n, heads, T, line] into `out` [T, H, R] and `lse` [T, H].
 
-        The first H of the heads count.
+        Only the first H heads of `lines` are merged.
         """
         num_tokens, num_heads = lse.shape
         strides = (*out.stride()[:2], *lse.stride())

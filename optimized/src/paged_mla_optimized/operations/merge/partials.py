@@ -1,4 +1,4 @@
-"""Merging partial answers of one set of queries (rule S-8)."""
+"""Merge partial results of one set of queries (rule S-8)."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from paged_mla_optimized.tensors.checks import check_tensor
 from paged_mla_shared.errors import InvalidArgument
 
 _ROWS_PER_PROGRAM = 4
-_LARGEST_WIDTH = 2**20 // _ROWS_PER_PROGRAM  # of one tensor in Triton, all of a program's rows
+_LARGEST_WIDTH = 2**20 // _ROWS_PER_PROGRAM  # Triton's limit of elements, over a program's rows
 
 
 def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge `n` partial answers into one.
+    """Merge `n` partial results into one output.
 
     Parameters
     ----------
     outs : float32 [n, T, H, R]
-        Normalised partial outputs, n >= 1, and R from 1 to 2^18. Where ``lses`` is -inf they may
-        hold anything.
+        Normalized partial outputs, with n >= 1 and R from 1 to 2^18. They may have any value where
+        ``lses`` is -inf.
     lses : float32 [n, T, H]
-        Their natural-log sums of exponentials; -inf marks an empty partial.
+        Their natural-log sums of exponentials; -inf marks an empty partial result.
 
     Returns
     -------
     out : float32 [T, H, R]
     lse : float32 [T, H]
-        (0, -inf) where every partial is empty.
+        (0, -inf) where every partial result is empty.
 
     Raises
     ------
     InvalidArgument
-        ``outs`` or ``lses`` has another shape, dtype or device, n or R is 0, or R is too large.
+        ``outs`` or ``lses`` has a wrong shape, dtype or device, n or R is 0, or R is too large.
 
     Notes
     -----
-    Rule S-8. Returns new tensors; strided inputs are copied.
+    Rule S-8 applies. The results are new tensors; strided inputs are copied.
     """
     if torch.compiler.is_compiling():
         found: tuple[torch.Tensor, torch.Tensor] = merge(outs, lses)
@@ -76,7 +76,7 @@ def _merged(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch
 
 @torch.library.custom_op("paged_mla::merge", mutates_args=())
 def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge partial answers in a compiled function, see :func:`merge_partials`."""
+    """Merge partial results in a compiled function, see :func:`merge_partials`."""
     return _merged(outs, lses)
 
 
@@ -86,7 +86,7 @@ def _(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def merge_spec(width: int) -> KernelSpec:
-    """Return the kernel that merges answers of R = `width`."""
+    """Return the kernel that merges partial results of R = `width`."""
     constants = {"ROWS": _ROWS_PER_PROGRAM, "COLUMNS": triton.next_power_of_2(width)}
     pointers = ("outs_ptr", "lses_ptr", "out_ptr", "lse_ptr")
     return KernelSpec(merge_kernel, constants, dict.fromkeys(pointers, "*fp32"))

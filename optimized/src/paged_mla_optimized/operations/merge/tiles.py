@@ -1,4 +1,4 @@
-"""Launches the merge of a chunk's answer into the answer so far."""
+"""Launch the merge of a key chunk's output into the output of earlier chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_mla_optimized.runtime.launch import Launcher
 if TYPE_CHECKING:
     from paged_mla_optimized.config.prefill import PrefillConfig
 
-_LINES = 16  # of one program
+_LINES = 16  # tokens of one program
 
 
 class MergeTiles:
@@ -39,9 +39,9 @@ class MergeTiles:
         rest: torch.Tensor,
         chunk: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        """Merge `chunk`, which has what `plan` has tiles of, into `answer` and its `rest`.
+        """Merge `chunk` into `answer` and its remainder `rest`, for the query tiles of `plan`.
 
-        Both are (out, lse); `rest` and `chunk` are dense.
+        `answer` and `chunk` are (out, lse); `rest` and `chunk` are dense.
         """
         out, lse = answer
         num_heads = out.shape[1]

@@ -1,1 +1,1 @@
-"""Attention in materialized heads."""
+"""Attention to materialized keys and values."""

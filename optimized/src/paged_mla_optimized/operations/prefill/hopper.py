@@ -1,4 +1,4 @@
-"""Launches prefill's Gluon kernel for Hopper, where its copy engine can address the tensors."""
+"""Launch the Gluon prefill kernel for Hopper, if TMA can address the tensors."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 if TYPE_CHECKING:
     from paged_mla_optimized.config.prefill import PrefillConfig
 
-_NUM_WARPS = 4  # of the role that copies; the others bring their own
-# What one copy takes of each tensor: lines and columns.
+_NUM_WARPS = 4  # warps of the role that copies; the kernel starts other warps itself
+# The box of one copy of each tensor: lines and columns.
 _BOXES = ([64, 128], [64, 64], [128, 128], [128, 64], [128, 128])
 MAX_LAYERS = 4096
-"""Layers' tensors whose tensor maps are kept before all of them are forgotten."""
+"""The number of layers whose tensor maps are stored; after that, all are dropped."""
 
 
 def heads_fit(heads: Heads) -> bool:
-    """Return whether TMA can address every tensor: lines that hold all heads, each on 16 bytes."""
+    """Return whether TMA can address every tensor: lines of all heads, aligned to 16 bytes."""
     return len(heads.k_pe) > 0 and all(map(_fits, heads))
 
 
 def _fits(tensor: torch.Tensor) -> bool:
     *strides, _ = (stride * tensor.element_size() for stride in tensor.stride())
     aligned = all(n % 16 == 0 for n in (tensor.data_ptr(), *strides))
-    # Lines that overlap, as of heads before tokens, make a tensor map that no copy may use.
+    # A tensor map whose lines overlap, as with heads before tokens, is not usable.
     return aligned and _columns(tensor) <= tensor.stride(0) and _columns(tensor) < 2**31
 
 
 def _columns(tensor: torch.Tensor) -> int:
-    """Return columns of a tensor [lines, H, width], or [lines, width], whose heads lie in lines."""
+    """Return the columns of a line: of a tensor [lines, H, width], or of [lines, width]."""
     *heads, width = tensor.shape
     return width if len(heads) == 1 else (heads[1] - 1) * tensor.stride(1) + width
 
 
 class HopperPrefill:
-    """Launcher of ``hopper_prefill_kernel``; keeps tensor maps of layers it has seen, no tensors.
+    """Launcher of ``hopper_prefill_kernel``; it stores the tensor maps of layers, but no tensors.
 
     Parameters
     ----------
     config : PrefillConfig
     programs : int
-        Size of the grid; each works on one item after the other.
+        Size of the grid; each program processes several work items.
     """
 
     def __init__(self, config: PrefillConfig, programs: int) -> None:
@@ -67,7 +67,7 @@ class HopperPrefill:
         self._layers: Bounded[Hashable, Descriptors] = Bounded(MAX_LAYERS)
 
     def describe(self, heads: Heads) -> Descriptors | None:
-        """Return a layer's tensors as lines that hold all heads, None if TMA cannot address one."""
+        """Return descriptors of a layer's tensors, or None if TMA cannot address one of them."""
         key = tuple((t.data_ptr(), t.shape, t.stride()) for t in heads)
         layer = self._layers.get(key)
         if layer is None and heads_fit(heads):
@@ -83,9 +83,9 @@ class HopperPrefill:
         out: torch.Tensor,
         lse: torch.Tensor,
     ) -> None:
-        """Write `out` and `lse` of the planned step; T > 0.
+        """Write `out` and `lse` of the planned step, which has at least one token.
 
-        `descriptors` are those of the heads.
+        `descriptors` are the result of :meth:`describe` for `heads`.
         """
         by_head = (heads.q_nope, heads.q_pe, heads.k_nope, heads.v)
         strides = (*(tensor.stride(1) for tensor in by_head), *out.stride()[:2])
@@ -99,7 +99,7 @@ class HopperPrefill:
 
 
 def _described(tensor: torch.Tensor, box: list[int]) -> TensorDescriptor:
-    """Return a descriptor of lines that hold all heads."""
+    """Return a descriptor of lines that contain all heads."""
     return TensorDescriptor(
         Origin(tensor.data_ptr(), tensor.dtype),
         [tensor.shape[0], _columns(tensor)],
@@ -110,7 +110,7 @@ def _described(tensor: torch.Tensor, box: list[int]) -> TensorDescriptor:
 
 
 def hopper_prefill_spec(config: PrefillConfig) -> KernelSpec:
-    """Return the kernel; it waits itself for the kernel before it."""
+    """Return the kernel; it waits for the kernel before it by itself."""
     types = {
         "tiles_ptr": "*i32",
         "work_ptr": "*i32",

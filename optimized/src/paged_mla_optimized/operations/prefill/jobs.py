@@ -1,4 +1,4 @@
-"""Which variants of the prefill's kernels exist for an architecture."""
+"""The variants of the prefill kernels that are compiled for an architecture."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paged_mla_optimized.planning.axes import HEADS, ROWS, drawn
 from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
 from paged_mla_optimized.runtime.kernel_spec import SHORT, NamedSpec
 
-_PREFILL_DIMS = (  # of a head: keys without and with position, values
+_PREFILL_DIMS = (  # head sizes: keys without and with position, values
     *((128, 64, 128), (192, 64, 256)),  # DeepSeek's and GLM's
-    *((16, 16, 16), (48, 32, 64), (256, 64, 256)),  # the least, a sum of powers of two, the most
+    *((16, 16, 16), (48, 32, 64), (256, 64, 256)),  # smallest, sum of powers of two, largest
 )
 
 
 def prefill_configs() -> Iterator[PrefillConfig]:
-    """Yield the configs that prefills are compiled for."""
+    """Yield the configs for which prefill is compiled."""
     for dims, dtype, causal in itertools.product(_PREFILL_DIMS, DTYPE_NAMES, (True, False)):
         yield PrefillConfig(
             num_heads=drawn(f"heads {dims} {dtype}", HEADS),
@@ -38,13 +38,13 @@ def prefill_configs() -> Iterator[PrefillConfig]:
 
 
 def demand_of(config: PrefillConfig, arch: str) -> tuple[str, str, tuple[int, int, int]]:
-    """Return what a prefill's tiles are chosen by."""
+    """Return the arguments of ``prefill_variant`` for a config."""
     dims = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
     return arch, DTYPE_NAMES[config.dtype], dims
 
 
 def jobs(arch: str) -> Iterator[NamedSpec]:
-    """Yield every variant, some of them several times."""
+    """Yield every variant; some occur several times."""
     for config in prefill_configs():
         demand, dtype = demand_of(config, arch), SHORT[config.dtype]
         variant = prefill_variant(*demand)

@@ -1,4 +1,4 @@
-"""Launches the choice of one part of a step's keys."""
+"""Launch the kernel that chooses one chunk of a step's keys."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from paged_mla_optimized.kernels.common.key_chunks import key_chunk_kernel
 from paged_mla_optimized.runtime.kernel_spec import DENSE, KernelSpec
 from paged_mla_optimized.runtime.launch import Launcher
 
-_ALIGNED = 4  # entries: 16 bytes, where kernels that read a line expect it to begin
+_ALIGNED = 4  # entries of 16 bytes; kernels expect buffers to begin at multiples of 16 bytes
 
 
 class KeyChunk:
-    """Launcher of ``key_chunk_kernel``, and the buffers it fills.
+    """Launcher of ``key_chunk_kernel``, with the buffers that the kernel fills.
 
     Parameters
     ----------
     max_rows : int
     room : int
-        Lines of the workspace.
+        Keys that fit the workspace.
     device : torch.device
     """
 
@@ -33,23 +33,23 @@ class KeyChunk:
 
     @property
     def query_starts(self) -> torch.Tensor:
-        """Prefix sums of the rows' queries, from 0, int32 [B + 1]."""
+        """Prefix sums of the rows' query lengths, from 0, int32 [B + 1]."""
         return self._buffers[0][: self.num_rows + 1]
 
     @property
     def key_starts(self) -> torch.Tensor:
-        """Prefix sums of the rows' keys in this part, int32 [B + 1]."""
+        """Prefix sums of the rows' keys in this chunk, int32 [B + 1]."""
         return self._buffers[1][: self.num_rows + 1]
 
     @property
     def first_tokens(self) -> torch.Tensor:
-        """The first of each row's keys in this part, int32 [B]."""
+        """The first key of each row in this chunk, int32 [B]."""
         return self._buffers[2][: self.num_rows]
 
     def fill(
         self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor, part: int, lines: int
     ) -> None:
-        """Describe a part of the keys of some rows, `lines` of them at most. One launch."""
+        """Describe chunk number `part`, of at most `lines` keys, with one kernel launch."""
         self.num_rows = seq_lens.shape[0]
         strides = (*cu_seqlens_q.stride(), *seq_lens.stride())
         self._kernel(
@@ -61,7 +61,7 @@ class KeyChunk:
 
 
 def key_chunk_spec(max_rows: int) -> KernelSpec:
-    """Return the kernel that chooses a part."""
+    """Return the kernel that chooses a chunk."""
     types = {
         "cu_seqlens_q_ptr": "*i32",
         "seq_lens_ptr": "*i32",

@@ -1,4 +1,4 @@
-"""Launches prefill: its plan, and the kernel that can address a layer's tensors."""
+"""Launch the plan of a prefill, and the portable prefill kernel."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from paged_mla_optimized.runtime.launch import Launcher
 if TYPE_CHECKING:
     from paged_mla_optimized.config.prefill import PrefillConfig
 
-_L2_BYTES = 30_000_000  # for keys and values, of the 50 MB of an H200
-_COMPARISONS = 1024  # of a tile with a row, by one program of the plan
+_L2_BYTES = 30_000_000  # the part for keys and values of the 50 MB of an H200
+_COMPARISONS = 1024  # comparisons of a tile with a row, in one program of the plan
 _PLAN_WARPS = 4
 
 
 class Heads(NamedTuple):
-    """One layer's tensors, as :meth:`paged_mla_optimized.api.prefill.Prefill.attend` takes them."""
+    """One layer's tensors, as in :meth:`paged_mla_optimized.api.prefill.Prefill.attend`."""
 
     q_nope: torch.Tensor
     q_pe: torch.Tensor
@@ -39,7 +39,7 @@ class Heads(NamedTuple):
 
 
 class PrefillPlan:
-    """Launcher of ``prefill_plan_kernel``, and the buffers it fills.
+    """Launcher of ``prefill_plan_kernel``, with the buffers that the kernel fills.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class PrefillPlan:
     tile_m : int
         Tokens of one query tile.
     facts : DeviceFacts
-        Of `device`.
+        The facts of `device`.
     device : torch.device
 
     Attributes
@@ -77,11 +77,11 @@ class PrefillPlan:
 
     @property
     def most_tiles(self) -> int:
-        """Query tiles of the planned step, at most."""
+        """Upper bound of the query tiles of the planned step."""
         return _most_tiles(self.num_rows, self.num_tokens, self.tile_m)
 
     def fill(self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, num_tokens: int) -> None:
-        """Describe a step. One launch."""
+        """Plan a step with one kernel launch."""
         self.num_rows, self.num_tokens = cu_seqlens_q.shape[0] - 1, num_tokens
         strides = (*cu_seqlens_q.stride(), *cu_seqlens_k.stride())
         self._kernel(
@@ -93,7 +93,7 @@ class PrefillPlan:
 
 
 class PortablePrefill:
-    """Launcher of ``prefill_kernel``: any strides, any architecture.
+    """Launcher of ``prefill_kernel``, which supports any strides and any architecture.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class PortablePrefill:
     def launch(
         self, plan: PrefillPlan, heads: Heads, *, out: torch.Tensor, lse: torch.Tensor
     ) -> None:
-        """Write `out` and `lse` of the planned step; T > 0."""
+        """Write `out` and `lse` of the planned step, which has at least one token."""
         strides = tuple(n for tensor in (*heads, out) for n in tensor.stride()[:-1])
         self._kernel(
             (plan.most_tiles * self.config.num_heads, 1, 1),
@@ -123,7 +123,7 @@ class PortablePrefill:
 
 
 def plan_spec(config: PrefillConfig, tile_m: int, arch: str) -> KernelSpec:
-    """Return the kernel that describes a step."""
+    """Return the kernel that plans a step."""
     types = {
         "cu_seqlens_q_ptr": "*i32",
         "cu_seqlens_k_ptr": "*i32",
@@ -149,7 +149,7 @@ def plan_spec(config: PrefillConfig, tile_m: int, arch: str) -> KernelSpec:
 
 
 def portable_spec(config: PrefillConfig, variant: PrefillVariant) -> KernelSpec:
-    """Return the portable kernel."""
+    """Return the portable prefill kernel."""
     head = pointer(config.dtype)
     types = {
         **{f"{name}_ptr": head for name in Heads._fields},
@@ -174,5 +174,5 @@ def portable_spec(config: PrefillConfig, variant: PrefillVariant) -> KernelSpec:
 
 
 def _most_tiles(num_rows: int, num_tokens: int, tile_m: int) -> int:
-    """Return the query tiles of so many rows: each, and the padding, may leave one part empty."""
+    """Return the most query tiles: each row, and the padding, may end in a partial tile."""
     return num_tokens // tile_m + num_rows + 1

@@ -1,1 +1,1 @@
-"""Queries on their way to attention: rotated and quantized."""
+"""The rotation and quantization of queries before attention."""

@@ -1,4 +1,4 @@
-"""Which variants of the kernels that turn and quantize queries exist for an architecture."""
+"""The variants of the kernels that rotate and quantize queries, compiled for an architecture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paged_mla_optimized.runtime.kernel_spec import SHORT, NamedSpec
 
 
 def jobs(arch: str) -> Iterator[NamedSpec]:
-    """Yield every variant, some of them several times."""
+    """Yield every variant; some occur several times."""
     for dtype, dims, rope in itertools.product(DTYPE_NAMES.values(), DIMS, ROPES):
         config = query_config(dtype, dims, rope)
         if dims == SERVED or dims == drawn(f"{dtype}-{rope}", OTHER_DIMS):

@@ -1,4 +1,4 @@
-"""Launches the quantization of a step's queries to e4m3 (rule S-11)."""
+"""Launch the quantization of a step's queries to e4m3 (rule S-11)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Quantize:
     ----------
     config : MlaConfig
     arch : str
-        As ``planning/families.py`` names it.
+        A name as in ``planning/families.py``.
     tables : (cos, sin)
         Rotation tables [max_model_len, P / 2], empty without a rope.
     """
@@ -47,7 +47,7 @@ class Quantize:
     ) -> None:
         """Write the first T lines of dense `codes` and `scales`; T > 0.
 
-        `positions` are read with a rope alone. `scale` is that of all queries.
+        `positions` are only read with a rope. `scale` is one scale for all queries.
         """
         of_q_nope, of_q_pe = q_nope.stride(), q_pe.stride()
         num_pairs = len(q_nope) * self.config.num_heads
@@ -63,22 +63,22 @@ class Quantize:
 
 
 class QuantizeQueries:
-    """The queries of a step for attend kernels of FP8 products: a launch, and what it writes.
+    """The quantization of queries for attend kernels of FP8 products, with its output buffers.
 
     Parameters
     ----------
     config : MlaConfig
     arch : str
-        As ``planning/families.py`` names it.
+        A name as in ``planning/families.py``.
     tables : (cos, sin)
         Rotation tables [max_model_len, P / 2] on the device, empty without a rope.
 
     Attributes
     ----------
     codes : uint8 [max_query_tokens, H, R + P]
-        e4m3 codes of the last step's queries in the first T lines.
+        The first T lines are the e4m3 codes of the last step's queries.
     scales : float32 [max_query_tokens, H]
-        What each pair's codes are multiplied by; > 0 and finite.
+        The factor of the codes of each pair; > 0 and finite.
     """
 
     def __init__(
@@ -94,17 +94,17 @@ class QuantizeQueries:
     def launch(
         self, q_nope: torch.Tensor, q_pe: torch.Tensor, positions: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the first T lines of :attr:`codes` and :attr:`scales`; return those; T > 0.
+        """Write and return :attr:`codes` and :attr:`scales`, in their first T lines; T > 0.
 
-        `positions` are read with a rope alone. A query that holds an infinite number or NaN has the
-        code of NaN there.
+        `positions` are only read with a rope. Elements that are infinite or NaN get the code of
+        NaN.
         """
         self._quantize.launch(q_nope, q_pe, self.codes, self.scales, positions=positions)
         return self.codes, self.scales
 
 
 def quantize_spec(config: MlaConfig, arch: str, *, is_given: bool) -> KernelSpec:
-    """Return the kernel that quantizes queries, by a scale of their own or one that `is_given`."""
+    """Return the kernel that quantizes queries, with scales from the data or a passed scale."""
     query, table = pointer(config.dtype), rope_pointer(config)
     types = {
         "q_nope_ptr": query,

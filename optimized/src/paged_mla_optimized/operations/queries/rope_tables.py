@@ -1,4 +1,4 @@
-"""The cosine and sine tables the kernels rotate by (rule S-12)."""
+"""The cosine and sine tables by which kernels rotate queries and keys (rule S-12)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from paged_mla_shared.rope import legal_rope, yarn_mscale
 def rope_tables(
     rope: Rope, dim: int, max_model_len: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``cos`` and ``sin`` [max_model_len, dim / 2] for rotating rows of `dtype`.
+    """Return ``cos`` and ``sin`` [max_model_len, dim / 2] for the rotation of rows of `dtype`.
 
-    They are float32, or float64 for float32 rows, so that a rotated row is right to its last bit.
+    The tables are float32, or float64 for float32 rows, so that every bit of a rotated row is
+    correct.
 
-    Angles are computed in float64: in float32 they are off by a hundredth of a radian at
+    Angles are computed in float64, since float32 angles are wrong by a hundredth of a radian at
     positions past 100 000.
 
     Raises
     ------
     InvalidArgument
-        A parameter of `rope` is not in its range.
+        A parameter of `rope` is outside its range.
     """
     rope = legal_rope(rope)
     frequencies = _frequencies(rope, dim)  # [P / 2]
@@ -38,7 +39,7 @@ def rope_tables(
 
 
 def _frequencies(rope: Rope, dim: int) -> torch.Tensor:
-    """Return radians per position of each pair, float64 [P / 2]."""
+    """Return the radians per position of each pair, float64 [P / 2]."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
     plain = rope.theta**-exponents
     if rope.yarn is None:
@@ -50,7 +51,7 @@ def _frequencies(rope: Rope, dim: int) -> torch.Tensor:
 
 
 def _correction_range(yarn: Yarn, dim: int, theta: float) -> tuple[float, float]:
-    """Return the pairs between which interpolation fades in (DeepSeek's find_correction_range)."""
+    """Return the range of pairs with partial interpolation (DeepSeek's find_correction_range)."""
 
     def pair_of(rotations: float) -> float:
         period = yarn.original_max_position / (rotations * 2 * math.pi)

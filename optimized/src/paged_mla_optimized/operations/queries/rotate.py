@@ -1,4 +1,4 @@
-"""Launches the rotation of a step's queries, for kernels that take them rotated."""
+"""Launch the rotation of a step's queries, for kernels that do not rotate them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _PAIRS_PER_PROGRAM = 16
 
 
 class RotateQueries:
-    """The rotation launch of one :class:`PagedMla`, and the buffer that it writes.
+    """The rotation launch of one :class:`PagedMla`, and its output buffer.
 
     Parameters
     ----------
     config : MlaConfig
-        With a rope.
+        A config with a rope.
     arch : str
-        As ``planning/families.py`` names it.
+        A name as in ``planning/families.py``.
     tables : (cos, sin)
         Rotation tables [max_model_len, P / 2].
 
     Attributes
     ----------
     q_pe : dtype [max_query_tokens, H, P]
-        Rotated queries of the last step in the first T lines.
+        The first T lines are the rotated queries of the last step.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class RotateQueries:
         self._kernel = Launcher(rotate_spec(config, arch))
 
     def launch(self, q_pe: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotate `q_pe` [T, H, P] into the first T lines of :attr:`q_pe`; return that; T > 0.
+        """Rotate `q_pe` [T, H, P] into the first T lines of :attr:`q_pe`, and return it; T > 0.
 
-        A padded token's position is 0: its line holds what nothing reads.
+        The position of a padded token is 0, and no kernel reads its line.
         """
         num_pairs = len(q_pe) * self.config.num_heads
         strides = q_pe.stride()

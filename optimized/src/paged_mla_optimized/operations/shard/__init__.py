@@ -1,1 +1,1 @@
-"""A step of one rank."""
+"""The step of one rank of a divided cache."""

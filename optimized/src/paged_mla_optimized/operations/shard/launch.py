@@ -1,4 +1,4 @@
-"""Launches what turns a step of a group into a step of one of its ranks (rule S-18)."""
+"""Launch the kernel that computes the step of one rank from the step of its group (rule S-18)."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _ENTRIES = 512
 
 
 class Shard:
-    """The launch, and the buffers that it fills: every query token is a row of its own.
+    """The kernel launch, and the buffers that it fills: every query token becomes a separate row.
 
     Parameters
     ----------
     config : MlaConfig
-        Of the group; ``block_size`` counts the tokens of a block that lie on one rank.
+        The config of the group; ``block_size`` counts the tokens of a block on one rank.
     world, rank, interleave : int
     table_width : int
-        Blocks that the longest row may have.
+        Maximum number of blocks of a row.
     device : torch.device
 
     Attributes
     ----------
     cu_seqlens_q : int32 [max_query_tokens + 1]
-        0, 1, 2 and so on: the rows have one query each.
+        0, 1, 2 and so on, since each row has one query.
     local_lens : int32 [max_query_tokens]
-        Keys of this rank that each query sees; 0 for padding.
+        Number of this rank's keys that each query sees; 0 for padding.
     positions : int64 [max_query_tokens]
-        Of the row in the group; 0 for padding.
+        Positions in the row of the group; 0 for padding.
     slot_mapping : int64 [max_query_tokens]
         Slots on this rank; -1 for tokens of other ranks, and for padding.
     block_table : int32 [max_query_tokens, table_width]
-        Of each token, the blocks with keys that it sees; nothing is written behind them.
+        For each token, the blocks with keys that it sees; later entries are not written.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Shard:
     ) -> None:
         tokens = config.max_query_tokens
         self._numbers = (rank, config.block_size, table_width)
-        self._block_tokens = config.block_size * world  # of a block on all ranks together
+        self._block_tokens = config.block_size * world  # tokens of a block on all ranks together
         self._max_model_len = config.max_model_len
         self._kernel = Launcher(shard_spec(config, world, interleave))
         self.cu_seqlens_q = torch.arange(tokens + 1, dtype=torch.int32, device=device)
@@ -85,7 +85,7 @@ class Shard:
 
 
 def shard_spec(config: MlaConfig, world: int, interleave: int) -> KernelSpec:
-    """Return the kernel that describes a rank's step."""
+    """Return the kernel that computes a rank's step."""
     types = {
         "cu_seqlens_q_ptr": "*i32",
         "seq_lens_ptr": "*i32",

@@ -1,1 +1,1 @@
-"""Checks of values on the host; for debugging, since they wait for the device."""
+"""Checks of values on the host; for debugging, since the host waits for the device."""

@@ -1,4 +1,4 @@
-"""Checks of block tables and slots on the host (rules S-1, S-10, S-13, S-18)."""
+"""Check block tables and slots on the host (rules S-1, S-10, S-13, S-18)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paged_mla_shared.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Paging:
-    """Where the tokens of a row lie in the blocks of its table line.
+    """The mapping from the tokens of a row to slots in the blocks of its table row.
 
     Parameters
     ----------
     block_size : int
         Tokens of a block on one rank.
     reserved_slot : int or None
-        Of each rank: nothing is stored there.
+        A slot, on each rank, in which nothing is stored.
     world, interleave : int
-        Ranks that the cache is divided over, and consecutive tokens that each gets (S-18).
+        Ranks that share the cache, and consecutive tokens on each rank (S-18).
     """
 
     block_size: int
@@ -40,11 +40,11 @@ class Paging:
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a block of the table, those of all ranks."""
+        """Tokens of a block of the table, on all ranks together."""
         return self.block_size * self.world
 
     def places(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return a number for each token's place, ``slot * world + rank``."""
+        """Return the place of each token, ``slot * world + rank``."""
         offsets = positions % self.block_tokens
         rounds, inside = np.divmod(offsets, self.world * self.interleave)
         rank, inside = np.divmod(inside, self.interleave)
@@ -53,7 +53,7 @@ class Paging:
         return places
 
     def stored(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the places that something is stored at: neither negative nor reserved."""
+        """Return the places that store a token: those that are neither negative nor reserved."""
         kept = places >= 0
         if self.reserved_slot is not None:
             kept &= places // self.world != self.reserved_slot
@@ -63,8 +63,8 @@ class Paging:
 class Table:
     """The block table of a step.
 
-    A row without queries reads and writes nothing. A row that lies in the block of the reserved
-    slot alone, and reaches that slot, is padding: engines lead such rows there.
+    A row without queries reads and writes nothing. A row is padding if all its blocks are the
+    block of the reserved slot and it reaches that slot, since engines send padding there.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Table:
         >= 0.
     block_table : int [B, M]
     argument : str
-        What errors call the table.
+        The name of the table in error messages.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class Table:
 
     @property
     def used(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Blocks that rows of tokens have, and the row and the column of each, int64 [n]."""
+        """Blocks of rows that are not padding, with the row and the column of each, int64 [n]."""
         rows, columns = np.nonzero(self._is_used & ~self._is_padding[:, None])
         return self._table[rows, columns], rows, columns
 
     def check(self, num_blocks: int | None) -> None:
-        """Raise ``InvalidArgument`` unless each row has different blocks that exist (S-1)."""
+        """Raise ``InvalidArgument`` unless the blocks of each row exist and are distinct (S-1)."""
         narrow = self._blocks > self._width
         if narrow.any():
             row = int(narrow.argmax())
@@ -121,24 +121,24 @@ class Table:
         if twice.any():
             at = int(twice.argmax())
             given = f"block {blocks[at]} twice in row {rows[at]}"
-            raise InvalidArgument(self._argument, given, "each block once in a row")
+            raise InvalidArgument(self._argument, given, "each block at most once in a row")
 
     def check_planned_slots(self) -> None:
-        """Hold the slots that the plan derives against each other and against all rows."""
+        """Check that the slots of the plan are distinct, and in no block that two rows read."""
         counts = np.where(self._is_padding, 0, np.minimum(self._query_lens, self._seq_lens))
         rows = np.repeat(np.arange(len(counts)), counts)
         ends = counts.cumsum()
-        behind = ends[rows] - np.arange(len(rows))  # tokens of the row from this one on
+        behind = ends[rows] - np.arange(len(rows))  # tokens of the row from this token on
         positions = self._seq_lens[rows] - behind
         blocks = self._table[rows, positions // self._paging.block_tokens]
         places = self._paging.places(blocks, positions)
         self._check_written(self._argument, places, may_be_one_request=False)
 
     def check_slots(self, slot_mapping: NDArray[np.int64], num_blocks: int | None) -> None:
-        """Hold named slots [T] against each other and against all rows (S-10).
+        """Check that the caller's slots [T] are distinct and in no block that two rows read (S-10).
 
-        Rows may be queries of one request then, as on a rank of a divided cache (S-18): they have
-        the same blocks up to the one that is written.
+        Two rows may be queries of one request here, as on a rank of a divided cache (S-18). They
+        then have the same blocks, up to the block that is written.
         """
         most = np.iinfo(np.int64).max
         if num_blocks is not None:
@@ -154,12 +154,12 @@ class Table:
     def _check_written(
         self, argument: str, places: NDArray[np.int64], *, may_be_one_request: bool
     ) -> None:
-        """Refuse two tokens for a slot, and a write to a block that two rows read (S-13)."""
+        """Reject two tokens in one slot, and a write to a block that two rows read (S-13)."""
         paging = self._paging
         places = paging.stored(places)
         if twice := repeated(places):
             given = f"two tokens for slot {twice[0] // paging.world}"
-            raise InvalidArgument(argument, given, "a slot each")
+            raise InvalidArgument(argument, given, "a separate slot for each token")
         blocks, rows, columns = self.used
         asks = self._query_lens[rows] > 0
         written = np.unique(places // (paging.block_size * paging.world))
@@ -169,7 +169,7 @@ class Table:
             for n, line in zip(at[1:], lines[1:], strict=True):
                 if not may_be_one_request or line != lines[0]:
                     given = f"block {block} in rows {rows[at[0]]} and {rows[n]}"
-                    allowed = "blocks of one row, where a step writes"
+                    allowed = "a block of one row, if the step writes to it"
                     raise InvalidArgument(argument, f"{given}, and this step writes to it", allowed)
 
     def _find_padding(self) -> NDArray[np.bool_]:
@@ -178,7 +178,7 @@ class Table:
             return np.zeros(len(self._blocks), np.bool_)
         block, offset = divmod(paging.reserved_slot, paging.block_size)
         rounds, inside = divmod(offset, paging.interleave)
-        first = rounds * paging.interleave * paging.world + inside  # its position on rank 0
+        first = rounds * paging.interleave * paging.world + inside  # position of the slot on rank 0
         is_elsewhere = self._is_used & (self._table != block)
         padding: NDArray[np.bool_] = (self._seq_lens > first) & ~is_elsewhere.any(axis=1)
         return padding
@@ -187,21 +187,21 @@ class Table:
 def table_of_map(
     config: MlaConfig, request_map: RequestMap, seq_lens: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """Return the block table that a request map means, -1 past a row's tokens.
+    """Return the block table of a request map, with -1 after a row's blocks.
 
-    Only the lines of the step's requests are copied from the device. A row whose tokens all have
-    the reserved slot lies in its block.
+    Only the lines of the step's requests are copied from the device. A row in which every token
+    has the reserved slot gets the block of that slot.
 
     Raises
     ------
     InvalidArgument
-        A row's request is not there, or its slots are not blocks'.
+        A row's request does not exist, or its slots do not form blocks.
     """
     req_to_token, size = request_map.req_to_token, config.block_size
     request_ids = request_map.request_ids.cpu().numpy()
     longest = max(int(seq_lens.max(initial=0)), 0)
     if longest > req_to_token.shape[1]:
-        given = f"{req_to_token.shape[1]} tokens a request"
+        given = f"{req_to_token.shape[1]} tokens per request"
         raise InvalidArgument("req_to_token", given, f"at least {longest}")
     live = seq_lens > 0
     outside = live & ((request_ids < 0) | (request_ids >= len(req_to_token)))
@@ -222,7 +222,7 @@ def table_of_map(
             continue
         if (np.repeat(firsts, size)[:seq_len] + np.arange(seq_len) % size != slots).any():
             given = f"slots of row {row} that leave a block before its end"
-            raise InvalidArgument("req_to_token", given, "those of each block in order")
+            raise InvalidArgument("req_to_token", given, "consecutive slots inside each block")
         if (firsts % size).any():
             given = f"slots of row {row} that begin inside a block"
             raise InvalidArgument("req_to_token", given, f"multiples of block_size = {size}")
@@ -231,6 +231,6 @@ def table_of_map(
 
 
 def repeated(numbers: NDArray[np.int64]) -> list[int]:
-    """Return those that come more than once, ascending."""
+    """Return the numbers that occur more than once, in ascending order."""
     found, counts = np.unique(numbers, return_counts=True)
     return [int(number) for number in found[counts > 1]]

@@ -1,4 +1,4 @@
-"""Checks of lengths and masks on the host (rules S-2 and S-14)."""
+"""Check lengths and masks on the host (rules S-2 and S-14)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paged_mla_shared.errors import InvalidArgument
 def check_prefix_sums(
     name: str, sums: NDArray[np.int32], limit: str, most: int | None
 ) -> NDArray[np.int64]:
-    """Return the lengths whose prefix sums are `sums`, of which the last is `most` at most.
+    """Return the lengths whose prefix sums are `sums`; the last sum must be at most `most`.
 
-    ``None`` bounds nothing.
+    With ``None`` the last sum has no limit. `limit` is the name of `most` in error messages.
     """
     lengths = np.subtract(sums[1:], sums[:-1], dtype=np.int64)
     if sums[0] != 0:
@@ -24,7 +24,7 @@ def check_prefix_sums(
     if (lengths < 0).any():
         at = int((lengths < 0).argmax())
         given = f"{sums[at]} and then {sums[at + 1]} at entry {at + 1}"
-        raise InvalidArgument(name, given, "prefix sums, which never fall")
+        raise InvalidArgument(name, given, "prefix sums, which must not decrease")
     if most is not None and sums[-1] > most:
         raise InvalidArgument(name, f"last entry {sums[-1]}", f"at most {limit} = {most}")
     return lengths
@@ -33,7 +33,7 @@ def check_prefix_sums(
 def check_lengths(
     config: MlaConfig, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], num_tokens: int
 ) -> NDArray[np.int64]:
-    """Return query_lens [B]; raise ``InvalidArgument`` where lengths break a rule."""
+    """Return query_lens [B]; raise ``InvalidArgument`` if lengths break a rule."""
     query_lens = check_prefix_sums("cu_seqlens_q", cu_seqlens_q, "T", num_tokens)
     outside = (seq_lens < 0) | (seq_lens > config.max_model_len)
     if outside.any():
@@ -56,14 +56,14 @@ def check_lengths(
 
 
 def mask_elements(config: MlaConfig, query_lens: NDArray[np.int64], seq_lens: NDArray[Any]) -> int:
-    """Return how many elements the rows have in a flat mask, whose buffer may hold more."""
+    """Return the number of elements that the rows use in a flat mask."""
     return int((query_lens * _mask_widths(config, query_lens, seq_lens)).sum())
 
 
 def _mask_widths(
     config: MlaConfig, query_lens: NDArray[Any], seq_lens: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return the elements of a draft's line in a flat mask, for each row."""
+    """Return the mask elements of one draft token in a flat mask, for each row."""
     return seq_lens if config.mask == "tree:full" else query_lens
 
 
@@ -73,14 +73,14 @@ def check_mask(
     seq_lens: NDArray[np.int32],
     mask: NDArray[Any],
 ) -> None:
-    """Raise ``InvalidArgument`` where a mask is too small for its rows, or holds no trees."""
+    """Raise ``InvalidArgument`` if a mask is too small for its rows or does not describe trees."""
     widths = _mask_widths(config, query_lens, seq_lens)
     if config.mask != "tree:packed":
         elements = mask_elements(config, query_lens, seq_lens)
         if len(mask) < elements:
             raise InvalidArgument("mask", f"{len(mask)} elements", f"at least {elements}")
     elif len(mask) < query_lens.sum():
-        allowed = f"one for each of {query_lens.sum()} drafts"
+        allowed = f"one line for each of {query_lens.sum()} drafts"
         raise InvalidArgument("mask", f"{len(mask)} lines", allowed)
     token, element = 0, 0
     for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
@@ -97,14 +97,16 @@ def check_mask(
 
 
 def _check_tree(config: MlaConfig, row: int, lines: NDArray[Any], context_len: int) -> None:
-    """Check one row's lines [query_len, ..]: context columns first if the spelling has them."""
+    """Check the mask lines of one row, [query_len, ..]; "tree:full" has context columns first."""
     count = len(lines)
     if config.mask == "tree:full":
         if not lines[:, :context_len].all():
-            raise InvalidArgument("mask", f"row {row} hides its context", "all true")
+            raise InvalidArgument(
+                "mask", f"row {row} hides its context", "true for all context keys"
+            )
         lines = lines[:, context_len:]
     tree = lines[:, :count].astype(bool)
     if not np.diagonal(tree).all():
-        raise InvalidArgument("mask", f"a node of row {row} misses itself", "true")
+        raise InvalidArgument("mask", f"a node of row {row} does not see itself", "true")
     if np.triu(tree, 1).any():
-        raise InvalidArgument("mask", f"a node of row {row} sees a later one", "false")
+        raise InvalidArgument("mask", f"a node of row {row} sees a later node", "false")

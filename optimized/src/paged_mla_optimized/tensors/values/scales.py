@@ -1,4 +1,4 @@
-"""Checks of the scales that a step reads in an FP8 cache (rule S-11)."""
+"""Check the scales that a step reads in an FP8 cache (rule S-11)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from paged_mla_shared.formats import ScaleTensor
 
 _SCALE_BYTES = 4
 _ARGUMENT = "cache.scales"
-_ALLOWED = "a finite number > 0; a cache that lost its scales, as in a sleep, is filled anew"
+_ALLOWED = "a finite number > 0; refill a cache that lost its scales, for example in sleep mode"
 
 
 def check_scales_read(
     config: MlaConfig, cache: LatentCache, table: Table, lens: NDArray[np.integer]
 ) -> None:
-    """Raise ``InvalidArgument`` if a scale of a key that is read is 0, negative, NaN or infinite.
+    """Raise ``InvalidArgument`` if the scale of a key that is read is 0, negative, NaN or infinite.
 
     Parameters
     ----------
     config : MlaConfig
     cache : LatentCache
-        Of the config's format; rows as bytes.
+        A cache of the config's format, with rows as bytes.
     table : Table
-        Of blocks that the cache has.
+        A table whose blocks the cache has.
     lens : int [B]
-        Leading keys of each row that hold tokens, at most its ``seq_len``.
+        The number of leading keys of each row that are read, at most its ``seq_len``.
     """
     stored = config.stored
     if stored.scale_tensor is ScaleTensor.SCALAR:
@@ -44,10 +44,10 @@ def check_scales_read(
     if not len(blocks):
         return
     ids, at = np.unique(blocks, return_inverse=True)
-    tokens = np.zeros(len(ids), np.int64)  # of each block that are read
+    tokens = np.zeros(len(ids), np.int64)  # the tokens of each block that are read
     np.maximum.at(tokens, at, np.minimum(counts, config.block_size))
     scales = _scales_of(config, cache, ids)  # [blocks, scales, scales of one token]
-    share = config.block_size // scales.shape[1]  # tokens of a scale
+    share = config.block_size // scales.shape[1]  # tokens that have one scale
     first_tokens = np.arange(scales.shape[1]) * share
     is_read = (first_tokens < tokens[:, None])[..., None]
     lost = is_read & ~((scales > 0) & np.isfinite(scales))
@@ -64,7 +64,7 @@ def check_scales_read(
 
 
 def check_layer_scale(scale: torch.Tensor | None, layer: int | None = None) -> None:
-    """Raise ``InvalidArgument`` if the scale of a layer, float32 of one element, is lost."""
+    """Raise ``InvalidArgument`` if the one float32 scale of a layer is not finite or not > 0."""
     value = np.nan if scale is None else float(scale)
     if not (np.isfinite(value) and value > 0):
         of = "the layer" if layer is None else f"layer {layer}"
@@ -74,7 +74,7 @@ def check_layer_scale(scale: torch.Tensor | None, layer: int | None = None) -> N
 def _scales_of(
     config: MlaConfig, cache: LatentCache, ids: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Return the scales of blocks, float32 [n, scales of a block, scales of a token]."""
+    """Return the scales of blocks, float32 [n, scales per block, scales per token]."""
     wanted = torch.from_numpy(ids).to(cache.latents.device)
     if cache.scales is not None:
         scales = cache.scales[:, 0].index_select(0, wanted)[..., None]

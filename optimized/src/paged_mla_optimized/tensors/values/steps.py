@@ -1,4 +1,4 @@
-"""A step's values on the host, held against the rules; for debugging, since it synchronises."""
+"""Check a step's values on the host against the rules; for debugging, since it synchronizes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def check_step_values(
     cache: LatentCache | None = None,
     paging: Paging | None = None,
 ) -> None:
-    """Raise ``InvalidArgument`` if a step breaks a rule; shapes and dtypes are right already.
+    """Raise ``InvalidArgument`` if a step breaks a rule; shapes and dtypes are not checked.
 
     Parameters
     ----------
     config : MlaConfig
     step : MlaStep
-        Its tensors are on any device.
+        The step; its tensors may be on any device.
     slot_mapping : int64 [T] or None
         As for :meth:`PagedMla.append`.
     num_blocks : int or None
-        Of the cache; ``None`` where it is not known: no block is too large then.
+        Blocks of the cache; with ``None``, block numbers have no upper limit.
     cache : LatentCache or None
-        Its scales of the tokens that were cached before this step are looked at.
+        A cache whose scales are checked for the tokens that were cached before this step.
     paging : Paging or None
-        Where it is another than the config's.
+        The paging, if it is not the config's.
     """
     lens = step.seq_lens.cpu().numpy()
     if isinstance(step.block_table, RequestMap):
