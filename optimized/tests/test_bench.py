@@ -133,7 +133,7 @@ def test_summary_is_geometric_means():
         {"ratio": 0.5, "ratio_in_turns": 1.0},
         {"us": 1.0},
     ]
-    assert summary(rows) == "geometric means over 2 cases: 1.000 alone, 2.000 in turns"
+    assert summary(rows) == "geometric means over 2 cases: 1.000 alone, 2.000 interleaved"
 
 
 def test_a_row_fills_its_header():
@@ -211,7 +211,7 @@ def test_a_row_of_fp8_fills_its_header():
     cells = fp8.line(row)
     assert head.count("|") == rule.count("|") == cells.count("|")
     columns = dict(zip(head.split(" | "), cells.split(" | "), strict=True))
-    assert (columns["FlashMLA / fast"], columns["FlashMLA / fast, in turns"]) == ("-", "1.50")
+    assert (columns["FlashMLA / fast"], columns["FlashMLA / fast, interleaved"]) == ("-", "1.50")
 
 
 def test_work_of_a_prefill():
@@ -251,7 +251,7 @@ def test_a_row_of_prefill_fills_its_header():
     columns = dict(zip(head.split(" | "), cells.split(" | "), strict=True))
     assert columns["TFLOP/s with plan"] == "500"
     assert columns["cuDNN / with plan"] == "-"
-    assert columns["FA3 / with plan, in turns"] == "1.500"
+    assert columns["FA3 / with plan, interleaved"] == "1.500"
 
 
 def put(cache, values, scale):
@@ -472,7 +472,7 @@ def test_ranks_need_two_gpus(monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         parallel.main()
     assert caught.value.code == 2
-    assert capsys.readouterr().err == "needs two GPUs, found 1\n"
+    assert capsys.readouterr().err == "this command needs two GPUs, found 1\n"
 
 
 def test_a_layer_is_timed_on_correct_outputs():

@@ -1,4 +1,4 @@
-"""Ways to generate, each beside the library's own cache and eager attention in float32."""
+"""Ways to generate, each compared with the library's cache and eager attention in float32."""
 
 from __future__ import annotations
 

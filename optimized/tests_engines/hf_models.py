@@ -41,7 +41,7 @@ class Size:
     dtype: torch.dtype
     """The 16-bit one that the device's kernels run in."""
     scale: int
-    """Times which prompts are longer than the shortest that tell something."""
+    """The factor by which prompts are longer than the shortest useful prompts."""
 
 
 TINY = Size(32, 16, 16, 16, 48, "cpu", torch.float16, 1)
@@ -60,7 +60,7 @@ class Kind:
     block_size: int = 16
     half: bool = False
     form: str | None = "absorbed"
-    """Of its rows, a name of ``hf_forms.FORMS``; ``None`` is whatever is faster."""
+    """The form of its rows, a name of ``hf_forms.FORMS``; ``None`` selects the faster form."""
     layers: int = 2
 
 

@@ -1,16 +1,17 @@
 """How far the logits of two correct computations may be apart: the budget, derived.
 
-Every operation rounds its answer: ``fl(x) = x (1 + d)`` with ``|d| <= u``, u = 2^-24, 2^-11 and
-2^-8 for float32, float16 and bfloat16. A sum of products in float32, of data without a mean as
-random weights make it, is off by up to ``2^-24 sum |a_i b_i|`` beside that, however long it is
+Every operation rounds its result: ``fl(x) = x (1 + d)`` with ``|d| <= u``, where u is 2^-24, 2^-11
+and 2^-8 for float32, float16 and bfloat16. A sum of products in float32, of data with mean 0 as
+random weights produce it, has an additional error of up to ``2^-24 sum |a_i b_i|``, for any length
 (Higham and Mary, "Sharper probabilistic backward error analysis", 2020, with constant 1).
 
-So the library's own model is run in float64, from the same weights, with each operation's answer
-moved by exactly these amounts in random directions: the logits then move as far as rounding can
-move them, through all layers. This is done with the library's attention, over keys and values of
-heads, and with attention over latents (S-21), which rounds other numbers. Either may be off by what
-it moved, so two answers may be apart by the sum of both. Directions are random, amounts are the
-largest possible: real errors are spread over ``[-u, u]``, and so smaller by the square root of 3.
+The library's own model therefore runs in float64, with the same weights, and the result of each
+operation is moved by exactly these amounts in random directions. The logits then move as far as
+rounding can move them, through all layers. This runs with the library's attention, over per-head
+keys and values, and with attention over latents (S-21), which rounds other numbers. Each of the two
+may be wrong by its own movement, so two correct outputs may differ by the sum of both. The
+directions are random, and the amounts are the largest possible ones. Real errors are distributed
+over ``[-u, u]`` and are smaller by the square root of 3.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ROUNDING = PRODUCTS | {
 
 
 class Rounded(TorchDispatchMode):
-    """Move every answer by as much as rounding to `dtype` can."""
+    """Move every result by the largest error of rounding to `dtype`."""
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         super().__init__()
@@ -89,12 +90,12 @@ class Oracle:
 
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        """Return what the library answers to a request alone, in one piece, without a cache."""
+        """Return the library's logits for a request alone, in one forward, without a cache."""
         return _run(self.model, tokens)
 
     @torch.no_grad()
     def budget(self, tokens: list[int]) -> float:
-        """Return how far two right answers may be apart."""
+        """Return the largest difference of two correct outputs."""
         exact = _run(self.exact, tokens)
         moved = [0.0, 0.0]
         for form, model in enumerate((self.exact, self.latent)):

@@ -12,7 +12,7 @@ from paged_mla_optimized.engines.transformers import PagedMlaCache
 
 
 class Trial:
-    """Requests in rows of one cache; what each forward answers is compared at once.
+    """Requests in rows of one cache; the logits of each forward are compared at once.
 
     A step adds columns; a row with fewer new tokens is padded before them, as the library pads.
     """
@@ -131,7 +131,7 @@ def beams(trial: Trial) -> None:
 
 
 def prefix(trial: Trial) -> None:
-    """A prefix in one cache, continued in a copy, ragged: padding stands between the two."""
+    """A prefix in one cache, continued in a copy with different lengths, with padding between."""
     trial.step([SHARED * trial.scale] * len(trial.requests))
     trial.fork()
     trial.step([6 - row % 3 for row in range(len(trial.requests))])

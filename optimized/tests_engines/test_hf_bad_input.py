@@ -1,4 +1,4 @@
-"""transformers: what the adapter does not do is an error that says what is allowed."""
+"""transformers: the adapter raises an error for everything that it does not support."""
 
 import copy
 import pickle
@@ -23,7 +23,7 @@ def _ours(model):
 def test_no_cache_and_other_caches(ours):
     model, _ = ours
     for cache in (None, DynamicCache(config=model.config), StaticCache(model.config, 16)):
-        with pytest.raises(InvalidArgument, match="cache: got none, or one of the library"):
+        with pytest.raises(InvalidArgument, match="cache: got no cache, or a cache of transf"):
             forward(model, IDS, cache, use_cache=cache is not None)
 
 
@@ -33,20 +33,20 @@ GREEDY = {"attention_mask": torch.ones(1, 4, dtype=torch.long), "max_new_tokens"
 def test_an_assistant_of_this_implementation(model, ours):
     paged_model, pool = ours
     drafting, _ = paged(model, 4)
-    with pytest.raises(Unsupported, match=r"an assistant on paged_mla: .*set_attn_implementation"):
+    with pytest.raises(Unsupported, match=r"an assistant model with .*set_attn_implementation"):
         paged_model.generate(
             IDS[:1], past_key_values=PagedMlaCache(pool), assistant_model=drafting, **GREEDY
         )
 
 
 def test_an_early_exit(model, ours):
-    """Refused before the library leaves layers out of the model; it does, to draft with the rest.
+    """The error comes before the library removes layers from the model in order to draft.
 
-    An early exit of another attention goes on working.
+    An early exit with another attention still works.
     """
     paged_model, pool = ours
     cache = PagedMlaCache(pool)
-    with pytest.raises(Unsupported, match="assistant_early_exit with paged_mla"):
+    with pytest.raises(Unsupported, match="assistant_early_exit is not supported by paged_mla"):
         paged_model.generate(IDS[:1], past_key_values=cache, assistant_early_exit=1, **GREEDY)
     assert paged_model.config.num_hidden_layers == 2
     expected = forward(model, IDS, None, use_cache=False)
@@ -73,8 +73,8 @@ def test_eager_attention_goes_on_working(model, ours):
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_pool_is_not_copied(ours, way):
-    """A copy would hand out the blocks that the original's caches are in."""
-    with pytest.raises(Unsupported, match=r"of a LatentPool, .*; make another LatentPool with"):
+    """A copy would hand out blocks that the caches of the original use."""
+    with pytest.raises(Unsupported, match=r"of a LatentPool, .*make another LatentPool with"):
         way(ours[1])
 
 
@@ -118,7 +118,7 @@ def test_a_batch_unlike_the_cached_one(ours):
         forward(model, IDS[:1], cache)
 
 
-def test_no_room(ours):
+def test_no_free_blocks(ours):
     model, pool = ours
     cache = PagedMlaCache(pool)
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_no_room(ours):
     assert pool.num_free == 4
 
 
-def test_no_room_for_the_first_step(ours):
+def test_no_free_blocks_for_the_first_step(ours):
     """Nothing of it is left: the cache is as empty as before."""
     model, pool = ours
     other, cache = PagedMlaCache(pool), PagedMlaCache(pool)
@@ -173,7 +173,7 @@ def test_padding_that_changes(ours):
     for wrong, given in (
         (torch.cat([torch.ones_like(mask), more], dim=1), "another padding"),
         (torch.cat([mask, more, more], dim=1), r"shape \[2, 6\]; allowed: \[2, 5\]"),
-        (None, "None; allowed: for cached tokens as it was"),
+        (None, "None; allowed: the padding with which the columns were cached"),
     ):
         with pytest.raises(InvalidArgument, match=f"attention_mask: got {given}"):
             forward(model, IDS[:, :1], cache, attention_mask=wrong)
@@ -205,7 +205,7 @@ def test_layers_left_out(ours):
     model.model.layers = layers[:1]
     forward(model, IDS, cache)
     model.model.layers = layers
-    with pytest.raises(InvalidArgument, match="ended after 1 of 2 layers; allowed: reset"):
+    with pytest.raises(InvalidArgument, match=r"ended after 1 of 2 layers; .* call reset\(\)"):
         forward(model, IDS, cache)
     cache.reset()
     forward(model, IDS, cache)
@@ -222,7 +222,7 @@ def test_a_configuration_of_fewer_layers(ours):
 
 
 def test_memory_that_ends_while_a_step_is_described(ours, monkeypatch):
-    """Its tokens were never cached: to go on would be to attend to what lies there."""
+    """Its tokens were never cached, so a further step would read uninitialized blocks."""
     model, pool = ours
     cache = PagedMlaCache(pool)
     forward(model, IDS, cache)
@@ -230,7 +230,7 @@ def test_memory_that_ends_while_a_step_is_described(ours, monkeypatch):
         patch.setattr(pool.mla, "plan", out_of_memory)
         with pytest.raises(MemoryError):
             forward(model, IDS[:, :1], cache)
-    with pytest.raises(InvalidArgument, match="ended after 0 of 2 layers; allowed: reset"):
+    with pytest.raises(InvalidArgument, match=r"ended after 0 of 2 layers; .* call reset\(\)"):
         forward(model, IDS[:, :1], cache)
     cache.reset()
     forward(model, IDS, cache)
@@ -239,7 +239,7 @@ def test_memory_that_ends_while_a_step_is_described(ours, monkeypatch):
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", ["append", "attend"])
 def test_memory_that_ends_in_a_layer(ours, monkeypatch, name, layer):
-    """In the last layer too: a cache that went on would read what it never wrote there."""
+    """In the last layer too: a further step would read blocks that were never written."""
     model, pool = ours
     cache = PagedMlaCache(pool)
     forward(model, IDS, cache)
@@ -252,14 +252,14 @@ def test_memory_that_ends_in_a_layer(ours, monkeypatch, name, layer):
         patch.setattr(pool.mla, name, cut_off)
         with pytest.raises(MemoryError):
             forward(model, IDS[:, :1], cache)
-    with pytest.raises(InvalidArgument, match=f"ended after {layer} of 2 layers; allowed: reset"):
+    with pytest.raises(InvalidArgument, match=rf"ended after {layer} of 2 .* call reset\(\)"):
         forward(model, IDS[:, :1], cache)
     cache.reset()
     forward(model, IDS, cache)
 
 
 def test_memory_that_ends_while_blocks_are_copied(ours, monkeypatch):
-    """The step has not begun: blocks for it are free again, and the cache goes on."""
+    """The step has not started: its blocks are free again, and the cache still works."""
     model, pool = ours
     cache = PagedMlaCache(pool)
     forward(model, IDS[:, :3], cache)
@@ -290,9 +290,9 @@ def test_gradients_dropout_weights(ours):
 
 
 def test_autocast_to_another_dtype():
-    """The error says where the dtype comes from; nothing of the step is left."""
+    """The error names autocast, and the step leaves no trace."""
     model, pool = paged(build(Kind("v2"), TINY), 4)
-    cache, expected = PagedMlaCache(pool), r"torch\.autocast, which makes torch\.bfloat16 of "
+    cache, expected = PagedMlaCache(pool), r"torch\.autocast, .* to torch\.bfloat16, is not supp"
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(Unsupported, match=expected):
         forward(model, IDS, cache)
     assert (cache.get_seq_length(), pool.num_free) == (0, 64)
@@ -334,7 +334,7 @@ def trace(model, ids, cache):
     ],
 )
 def test_transforms_of_torch(ours, way, expected):
-    """Kernels would lose tangents, and a trace would answer every step as its first."""
+    """Kernels would lose tangents, and a trace would return the first step's outputs."""
     model, pool = ours
     model.requires_grad_(requires_grad=False)
     cache = PagedMlaCache(pool)
@@ -393,16 +393,16 @@ def test_a_layer_of_other_tokens(model, ours, changed, expected):
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "sliding_window", "cu_seq_lens_q"])
-def test_what_other_implementations_take(ours, name):
-    """It would have no effect here: packed rows, for one, would see each other."""
+def test_arguments_of_other_implementations(ours, name):
+    """These arguments would have no effect: packed sequences would attend to each other."""
     model, pool = ours
-    with pytest.raises(Unsupported, match=f"{name}: causal attention over whole rows"):
+    with pytest.raises(Unsupported, match=f"the attention argument {name} is not supported"):
         forward(model, IDS, PagedMlaCache(pool), **{name: torch.ones(2)})
 
 
 @pytest.mark.parametrize("trained", ["kv_a_proj_with_mqa", "kv_b_proj"])
 def test_gradients_that_no_query_carries(ours, trained):
-    """They would be missing, without a word, from all that lies behind keys and values."""
+    """Otherwise the gradients of keys and values would be missing without an error."""
     model, pool = ours
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained in name)
@@ -416,7 +416,7 @@ def test_a_model_of_another_dtype_than_its_pool(ours):
     cache = PagedMlaCache(pool)
     forward(model, IDS, cache)
     expected = (
-        r"model: got torch\.float16 on cpu; allowed: torch\.float32 on cpu, as its LatentPool"
+        r"model: got torch\.float16 on cpu; allowed: torch\.float32 on cpu, as at the creation"
     )
     with pytest.raises(InvalidArgument, match=expected):
         forward(model.half(), IDS, cache)
@@ -455,7 +455,7 @@ def test_cropping_by_a_length(ours):
 
 
 @pytest.mark.parametrize("row", [-1, 2])
-def test_beams_that_are_not_there(ours, row):
+def test_beams_that_do_not_exist(ours, row):
     model, pool = ours
     cache = PagedMlaCache(pool)
     forward(model, IDS, cache)
@@ -495,11 +495,11 @@ def test_models_that_no_pool_is_for(model):
             vocab_size=8,
         )
     )
-    with pytest.raises(Unsupported, match="LlamaForCausalLM: no layer is a DeepseekV2Attention"):
+    with pytest.raises(Unsupported, match=r"LlamaForCausalLM .* no layer is a DeepseekV2Attent"):
         LatentPool(llama, 4)
     windowed = copy.deepcopy(model)
     windowed.config.sliding_window = 8
-    with pytest.raises(Unsupported, match="sliding_window 8"):
+    with pytest.raises(Unsupported, match="sliding_window=8 is not supported"):
         LatentPool(windowed, 4)
     for size in (0, 4.0, True):
         with pytest.raises(InvalidArgument, match=f"num_blocks: got {size}"):
@@ -508,7 +508,7 @@ def test_models_that_no_pool_is_for(model):
         for size in (0, 4.0, True):
             with pytest.raises(InvalidArgument, match=f"{name}: got {size}"):
                 LatentPool(model, 4, **{name: size})
-    with pytest.raises(Unsupported, match=r"DeepseekV3Model|Sequential: layers other than"):
+    with pytest.raises(Unsupported, match=r"Sequential is not supported .* in the order of layer"):
         LatentPool(
             torch.nn.Sequential(*[layer.self_attn for layer in reversed(model.model.layers)]), 4
         )

@@ -1,4 +1,4 @@
-"""transformers: what a user compiles by hand leaves attention out, and answers as before."""
+"""transformers: a model that a user compiles leaves attention out, and its outputs are equal."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""transformers: the examples of the page and of the docstring run as they stand there."""
+"""transformers: the examples of the page and of the docstring run unchanged."""
 
 import doctest
 import logging
@@ -20,7 +20,7 @@ from paged_mla_optimized.engines.releases import serves
 
 PAGE = Path(__file__).parents[1] / "docs" / "transformers.md"
 LITE = {"layers": 27, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "itemsize": 2}
-"""DeepSeek-V2-Lite, as its config.json says, in bfloat16."""
+"""DeepSeek-V2-Lite in bfloat16, with the sizes of its config.json."""
 
 
 def examples_of(page):
@@ -134,7 +134,7 @@ def test_the_example_of_the_docstring_runs_without_a_warning(logged):
     assert warned(logged) == []
 
 
-def test_the_pool_takes_the_bytes_that_the_page_says():
+def test_the_pool_has_the_size_on_the_page():
     model = build(Kind("v2"), TINY)
     pool = plugin.LatentPool(model, num_blocks=5, block_size=8)
     width = TINY.latent + TINY.rope

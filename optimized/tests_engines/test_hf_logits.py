@@ -1,4 +1,4 @@
-"""transformers: logits over the paged cache beside the library's own eager ones (S-19, S-21)."""
+"""transformers: logits over the paged cache match the library's eager logits (S-19, S-21)."""
 
 import pytest
 from hf_cases import CASES, assert_case

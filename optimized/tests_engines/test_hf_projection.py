@@ -1,7 +1,7 @@
-"""transformers: ``kv_b_proj`` is read and never called; whatever its call does is refused.
+"""transformers: ``kv_b_proj`` is read and never called; a change of its call is an error.
 
-Each change is made before a pool, which is then refused, and behind one, where the next forward
-is, and by a real library where it is installed.
+Each change is made before the creation of a pool, which then fails, and after it, and then the next
+forward fails. Another file makes some changes with real libraries, if they are installed.
 """
 
 import copy
@@ -63,7 +63,7 @@ class Packed(nn.Module):
 
 
 class Codes(torch.Tensor):
-    """A weight as libraries of quantization keep it: a subclass that says it is of floats."""
+    """A weight in the form of quantization libraries: a subclass that reports a float dtype."""
 
 
 class Twice(nn.Module):
@@ -75,7 +75,7 @@ CHANGES = {}
 
 
 def change(expected):
-    """Name a way to change an attention, and what its refusal says."""
+    """Register a function that changes an attention, and a pattern of its error."""
 
     def keep(function):
         CHANGES[function.__name__] = (function, expected)
@@ -179,13 +179,13 @@ def of_kv_b_proj(module):
     return getattr(module, "out_features", 0) == 4 * (TINY.nope + TINY.value)
 
 
-@change("kv_b_proj has hooks, those of all modules")
+@change("kv_b_proj has hooks that are registered for all modules")
 def global_hook(_attention, patch):
     hooks = nn.modules.module._global_forward_hooks
     patch.setitem(hooks, 0, lambda module, _, out: 2 * out if of_kv_b_proj(module) else None)
 
 
-@change("kv_b_proj has hooks, those of all modules")
+@change("kv_b_proj has hooks that are registered for all modules")
 def global_pre_hook(_attention, patch):
     hooks = nn.modules.module._global_forward_pre_hooks
     patch.setitem(hooks, 0, lambda module, given: (2 * given[0],) if of_kv_b_proj(module) else None)
@@ -270,7 +270,7 @@ def part_of_a_weight(attention, _patch):
     set_weight(attention, attention.kv_b_proj.weight.detach()[:64])
 
 
-@change(r"layers of torch\.float\d\d on cpu and torch\.float\d\d on cpu: one dtype on one device")
+@change(r"layers of torch\.float\d\d on cpu and torch\.float\d\d on cpu are not supported")
 def another_dtype(attention, _patch):
     set_weight(attention, attention.kv_b_proj.weight.detach().half())
 
@@ -286,7 +286,7 @@ def expansion_of_a_subclass(attention, _patch):
     attention.__class__ = type("Expanding", (kind,), {"expand_kv": doubled})
 
 
-@change("scaling .*: one for all layers")
+@change("different values of scaling, .* must share one softmax scale")
 def scaling(attention, _patch):
     attention.scaling *= 2
 
@@ -358,7 +358,7 @@ SIBLINGS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "o_p
 
 
 @pytest.mark.parametrize("name", [*SIBLINGS, None])
-def test_hooks_of_what_is_called_have_their_effect(model, name):
+def test_hooks_of_called_modules_have_their_effect(model, name):
     """Of all modules of an attention, ``kv_b_proj`` alone is passed by."""
     own = {known for known, _ in model.model.layers[0].self_attn.named_children()}
     assert own == {*SIBLINGS, "q_a_layernorm", "kv_b_proj"}
@@ -378,7 +378,7 @@ def test_values_that_a_module_changes_behind_its_cache(ours):
     module, rows = model.model.layers[0].self_attn, PagedMlaCache(pool).rows
     query = torch.zeros(1, 4, 3, TINY.nope + TINY.rope)
     ckv, k_pe = (torch.zeros(1, 1, 3, width) for width in (TINY.latent, TINY.rope))
-    with torch.no_grad(), pytest.raises(Unsupported, match="changes values behind its cache"):
+    with torch.no_grad(), pytest.raises(Unsupported, match="changes the values that its cache"):
         attend(module, query, Latents(rows, 0, ckv, k_pe), 2 * k_pe, None)
 
 
@@ -387,5 +387,5 @@ def test_another_scaling_than_the_modules(ours):
     module, rows = model.model.layers[0].self_attn, PagedMlaCache(pool).rows
     query = torch.zeros(1, 4, 3, TINY.nope + TINY.rope)
     ckv, k_pe = (torch.zeros(1, 1, 3, width) for width in (TINY.latent, TINY.rope))
-    with torch.no_grad(), pytest.raises(Unsupported, match=r"scaling 2\.0 beside the module's own"):
+    with torch.no_grad(), pytest.raises(Unsupported, match=r"scaling=2\.0 is not supported"):
         attend(module, query, Latents(rows, 0, ckv, k_pe), k_pe, None, scaling=2.0)

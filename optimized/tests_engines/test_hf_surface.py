@@ -1,6 +1,6 @@
 """transformers: what the adapter takes from the library is there, and nothing unheard of.
 
-A release that fails here has something new to look at; the other tests ask what is there.
+A release that fails here has a new interface to check; the other tests cover the existing one.
 """
 
 import inspect
@@ -37,7 +37,7 @@ def test_the_cache_has_no_method_unheard_of():
     assert public(PagedMlaCache) == ANSWERED
 
 
-def test_layers_are_asked_for_what_they_answer():
+def test_the_library_uses_the_methods_of_layers():
     asked = {"lazy_initialization", "update", "get_mask_sizes", "get_seq_length", "get_max_length"}
     assert CacheLayerMixin.__abstractmethods__ == asked
 
@@ -48,7 +48,7 @@ def test_the_implementation_is_known_by_its_name():
 
 
 @pytest.mark.parametrize("attention", [DeepseekV2Attention, DeepseekV3Attention])
-def test_attention_expands_what_the_cache_returned(attention):
+def test_attention_expands_the_keys_of_the_cache(attention):
     assert [*inspect.signature(attention.expand_kv).parameters] == ["self", "kv_nope", "k_rot"]
     source = inspect.getsource(attention.forward)
     assert source.index(".update(") < source.index("self.expand_kv(")

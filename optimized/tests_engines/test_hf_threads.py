@@ -103,7 +103,7 @@ def before_place(place, model, pool, call, monkeypatch):
 def test_a_forward_in_another_thread_is_refused(model, ours, monkeypatch, place):
     """Wherever the first one is: it goes on unharmed, and the refused cache is as it was.
 
-    Without the tokens of the refused forward, the cache serves no other until it is told to.
+    The cache lacks the tokens of the rejected forward, so it must be reset or cropped first.
     """
     paged_model, pool = ours
     caches = [PagedMlaCache(pool), PagedMlaCache(pool)]
@@ -115,8 +115,8 @@ def test_a_forward_in_another_thread_is_refused(model, ours, monkeypatch, place)
         with pytest.raises(InvalidArgument) as error:
             forward(paged_model, NEXT, caches[1])
         assert str(error.value) == (
-            "cache: got a forward in thread 'MainThread' while one in thread "
-            "'the first' is under way; allowed: one forward at a time over a LatentPool"
+            "cache: got a forward in thread 'MainThread' while a forward in thread "
+            "'the first' is running; allowed: one forward at a time over a LatentPool"
         )
         assert (caches[1].get_seq_length(), pool.num_free) == (3, taken)
         torch.testing.assert_close(pool.latents, cached, rtol=0, atol=0, equal_nan=True)
@@ -128,7 +128,7 @@ def test_a_forward_in_another_thread_is_refused(model, ours, monkeypatch, place)
     assert_answers(model, forward(paged_model, NEXT, caches[0]), FIRST, NEXT)
 
 
-def test_behind_the_last_attention_another_thread_may_begin(model, ours, monkeypatch):
+def test_another_thread_may_start_after_the_last_attention(model, ours, monkeypatch):
     """What is left of a forward touches no pool."""
     paged_model, pool = ours
     caches = [PagedMlaCache(pool), PagedMlaCache(pool)]
@@ -142,7 +142,7 @@ def test_behind_the_last_attention_another_thread_may_begin(model, ours, monkeyp
 
 @pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_forward_that_raised_is_in_nobodys_way(model, ours, monkeypatch, place, kind):
+def test_a_forward_that_raised_does_not_block_others(model, ours, monkeypatch, place, kind):
     """Its thread lives, and its cache and traceback are held: what counts is whether it runs."""
     paged_model, pool = ours
     cut_off, cache = PagedMlaCache(pool), PagedMlaCache(pool)
@@ -166,7 +166,7 @@ def test_a_forward_that_raised_is_in_nobodys_way(model, ours, monkeypatch, place
     assert_answers(model, forward(paged_model, FIRST, cut_off), FIRST)
 
 
-def test_threads_in_turns(model, ours):
+def test_alternating_threads(model, ours):
     """Two caches, step by step, each in a thread of its own, then both in this one."""
     paged_model, pool = ours
     caches = [PagedMlaCache(pool), PagedMlaCache(pool)]
@@ -215,7 +215,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_cache_whose_forward_is_under_way_is_not_changed(model, ours, monkeypatch, change):
+def test_a_cache_whose_forward_is_running_is_not_changed(model, ours, monkeypatch, change):
     """Its blocks would be free, or shared, while they are written; other caches may change."""
     paged_model, pool = ours
     caches = [PagedMlaCache(pool), PagedMlaCache(pool)]
@@ -224,7 +224,7 @@ def test_a_cache_whose_forward_is_under_way_is_not_changed(model, ours, monkeypa
     other = Other(lambda: forward(paged_model, NEXT, caches[0]))
     before(paged_model.model.layers[0].mlp, "forward", other.pause, monkeypatch)
     with other.paused():
-        with pytest.raises(InvalidArgument, match=r"changed or copied while .* 'other' is under"):
+        with pytest.raises(InvalidArgument, match=r"changed or copied while .* 'other' is runn"):
             CHANGES[change](caches[0])
         CHANGES[change](caches[1])
     assert_answers(model, other.answer, FIRST, NEXT)
@@ -246,7 +246,7 @@ def test_layers_that_are_called_one_by_one(model, ours):
 
     attend(0)
     assert_answers(model, forward(paged_model, FIRST, caches[1]), FIRST)
-    with pytest.raises(InvalidArgument, match="layer 1 out of turn"):
+    with pytest.raises(InvalidArgument, match="layer 1 out of order"):
         attend(1)
     caches[0].reset()
     attend(0)

@@ -3,7 +3,7 @@
     pip download sglang==0.5.23 --no-deps && unzip -q sglang-0.5.23-*.whl 'sglang/*.py' -d SITE
     python optimized/tests/engines/record_sglang.py SITE 0.5.23
 
-writes ``sglang_surfaces/0.5.23.json`` beside this file. Nothing of SGLang is imported or run.
+writes ``sglang_surfaces/0.5.23.json`` next to this file. It neither imports nor runs SGLang.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     pip download vllm==0.33.0 --no-deps && unzip -q vllm-0.33.0-*.whl 'vllm/*.py' -d SITE
     python optimized/tests/engines/record_vllm.py SITE 0.33.0
 
-writes ``vllm_surfaces/0.33.0.json`` beside this file. Nothing of vLLM is imported or run.
+writes ``vllm_surfaces/0.33.0.json`` next to this file. It neither imports nor runs vLLM.
 """
 
 from __future__ import annotations

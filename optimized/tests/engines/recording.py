@@ -107,7 +107,7 @@ def _class(node: ast.ClassDef) -> dict[str, Any]:
 
 
 def _calls(tree: ast.Module, called: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the shape of each call: "_" stands for what is passed."""
+    """Yield the name and the shape of each call, with "_" in place of each argument."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

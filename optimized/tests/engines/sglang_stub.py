@@ -69,7 +69,7 @@ class Mode:
 
 @contextmanager
 def stubbed_dispatch() -> Iterator[Any]:
-    """Yield the module that tells layers which way they go, made on the stub."""
+    """Yield the dispatch module, imported with the stub."""
     with stubbed():
         yield import_module(_DISPATCH)
 
@@ -116,7 +116,7 @@ def stubbed(*, two_batch_overlap: bool = False, **changes: Any) -> Iterator[Any]
 
 @contextmanager
 def _instead(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """Let imports find `modules`, and ours anew; what else is imported meanwhile stays."""
+    """Make imports find `modules`, and import this package's modules again; others stay."""
     before = {name: sys.modules.pop(name, None) for name in (*modules, _BACKEND, _DISPATCH)}
     sys.modules.update(modules)
     try:

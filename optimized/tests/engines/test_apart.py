@@ -1,4 +1,4 @@
-"""Scenes in processes of their own: what they found, or what ended them."""
+"""Workloads in their own processes: the result of each, or the error that ended it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SCENE = """
 import json, pathlib, sys, time
 _, name, _, folder, *options = sys.argv
 if name != "ends silently":
-    print("begun")
-if name == "answers":
+    print("started")
+if name == "succeeds":
     (pathlib.Path(folder) / f"{name}.json").write_text(json.dumps({"options": options}))
 elif name == "falls":
     print("ImportError: no FA3")
@@ -25,7 +25,7 @@ elif name == "sleeps":
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run a scene of that name, of a command that knows five."""
+    """Return a function that runs one workload of a command that has five."""
     (tmp_path / "command.py").write_text(SCENE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
@@ -36,23 +36,23 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def test_what_a_scene_wrote_is_found(run):
-    assert run("answers") == {"options": ["--tokens", "3"]}
+def test_the_result_of_a_workload_is_read(run):
+    assert run("succeeds") == {"options": ["--tokens", "3"]}
 
 
-def test_what_an_earlier_run_wrote_is_not(run, tmp_path):
+def test_the_result_of_an_earlier_run_is_not_read(run, tmp_path):
     (tmp_path / "falls.json").write_text("{}")
     assert "error" in run("falls")
 
 
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("falls", "ImportError: no FA3"), ("ends", "begun"), ("ends silently", "silence")],
+    [("falls", "ImportError: no FA3"), ("ends", "started"), ("ends silently", "silence")],
     ids=["error", "no-error", "nothing"],
 )
 def test_the_last_error_in_a_log_is_the_reason_or_its_last_line(run, name, error):
     assert run(name) == {"error": error}
 
 
-def test_a_scene_that_takes_too_long_is_ended(run):
+def test_a_workload_that_takes_too_long_is_stopped(run):
     assert run("sleeps", seconds=0) == {"error": "out of time"}

@@ -62,7 +62,7 @@ def main(monkeypatch, tmp_path):
     return main
 
 
-def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
+def test_every_backend_times_the_cells_that_fit(main, tmp_path, capsys):
     order = []
 
     def run(_model, backend, _options, use):
@@ -75,7 +75,7 @@ def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
     assert order == ["OURS", "A", "B", "A", "B", "OURS"]  # none is always the first
     said = capsys.readouterr().out
     assert "no A" in said
-    assert "OURS 8x64 ms: left out" in said
+    assert "OURS 8x64 ms: skipped" in said
     names = ["128-A.json", "128-B.json", "128-OURS.json"]
     assert sorted(path.name for path in tmp_path.glob("*.json")) == names
     assert json.loads((tmp_path / "128-A.json").read_text())["cells"] == {}
@@ -89,7 +89,7 @@ def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
     assert facts["command"].startswith(f"ENGINE_IS_SLOW=1 python -m {module} --folder")
 
 
-def test_what_an_engine_must_not_be_forked_from_is_done_elsewhere(main, monkeypatch, tmp_path):
+def test_the_process_that_forks_engines_does_no_other_work(main, monkeypatch, tmp_path):
     """A GPU that was met, and threads that computed: both are met in ``asked_apart`` alone."""
     asked = []
 
@@ -131,7 +131,7 @@ def test_the_last_engine_of_a_backend_is_profiled_when_all_is_timed(main):
     assert asked == [*cells, *cells, "1x16 busy", "1x64 busy", "8x16 busy"]
 
 
-def test_a_profiler_that_fails_leaves_what_was_timed(main, tmp_path, capsys):
+def test_a_profiler_that_fails_keeps_the_times(main, tmp_path, capsys):
     class Fails(Timer):
         def busy_ms(self, _cell):
             raise RuntimeError("no trace")
@@ -143,7 +143,7 @@ def test_a_profiler_that_fails_leaves_what_was_timed(main, tmp_path, capsys):
     assert capsys.readouterr().out.count("RuntimeError: no trace") == 2
 
 
-def test_an_engine_that_says_nothing_is_given_up(main, monkeypatch, tmp_path, capsys):
+def test_an_engine_that_hangs_is_given_up(main, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cells, "_PATIENCE", 0.05)
 
     class Dead(Timer):
@@ -220,13 +220,13 @@ def test_a_table_has_ratios_and_the_part_of_attention(main, tmp_path, capsys):
     )
     assert "| 4.000 (4.000 to 4.000), busy 2.000 | 5.000 (5.000 to 5.000) |  | 1.250 |" in said
     assert "| 1x16 | 1.000 (1.000 to 1.000) |  |  |  |  |  |  |  |" in said
-    assert "ms per step, median" in said
+    assert "ms per step: median" in said
     assert "Ratios, of medians: geometric mean 1.369, least 1.250 of 2." in said
     assert "Ratios, of busy: geometric mean 0.800, least 0.800 of 1." in said
-    assert "over half of the step, of leasts: geometric mean 1.250, least 1.250 of 1." in said
+    assert "half of the step, of leasts: geometric mean 1.250, least 1.250 of 1." in said
 
 
-def test_a_table_of_nothing_is_refused(main, tmp_path, capsys):
+def test_an_empty_table_is_an_error(main, tmp_path, capsys):
     """Nor is a folder made of a name that was mistyped."""
     for folder in (tmp_path, tmp_path / "no-such"):
         with pytest.raises(SystemExit) as caught:
@@ -277,7 +277,7 @@ def test_windows_of_one_turn_are_no_turns_of_their_own(main, tmp_path, capsys):
     assert "| 1.250 (1.000 to 2.000) |" in capsys.readouterr().out
 
 
-def test_attention_is_timed_at_what_an_engine_timed(monkeypatch, tmp_path):
+def test_attention_is_timed_at_the_cells_of_an_engine(monkeypatch, tmp_path):
     monkeypatch.setattr(attention, "device_record", dict)
     monkeypatch.setattr(attention, "_milliseconds", lambda heads, rows, _: heads * rows / 1e3)
     monkeypatch.setattr(sys, "argv", ["attention", str(tmp_path), "--heads", "16"])
@@ -362,7 +362,7 @@ def test_a_backend_whose_engine_was_not_made_is_named(main, capsys):
     assert main(run, "--table") == 0
     said = capsys.readouterr().out
     assert "| 16 heads: rows x context | OURS | A | B |" in said
-    assert "Asked too, and not timed: B." in said
+    assert "Requested, but not timed: B." in said
 
 
 def test_no_engine_together_is_an_error(main, tmp_path):

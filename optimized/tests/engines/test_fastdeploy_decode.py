@@ -65,7 +65,7 @@ def test_fewer_lengths_than_requests_that_run_are_refused(name):
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
 def test_lengths_of_other_dtypes_are_refused(name, dtype):
-    """S-2: an int32 would be made of them, whatever it leaves out."""
+    """S-2: a conversion to int32 could lose bits."""
     given = dict(zip(LENGTHS, lens(), strict=True))
     given[name] = given[name].to(dtype)
     with pytest.raises(InvalidArgument, match=f"{name}: got {dtype}; allowed: torch.int32"):
@@ -73,7 +73,7 @@ def test_lengths_of_other_dtypes_are_refused(name, dtype):
 
 
 @pytest.mark.parametrize("name", LENGTHS[:2])
-def test_lengths_elsewhere_are_refused(name):
+def test_lengths_on_another_device_are_rejected(name):
     given = dict(zip(LENGTHS, lens(), strict=True))
     given[name] = given[name].to("meta")
     with pytest.raises(InvalidArgument, match=f"{name}: got on meta; allowed: cpu"):
@@ -124,7 +124,7 @@ def test_a_mixed_step():
 
 @pytest.mark.parametrize("k_pe", [torch.zeros(0, P), torch.zeros(0, 1, P)], ids=["2d", "3d"])
 def test_no_tokens(k_pe):
-    """S-6: the widths are the config's where no element tells them."""
+    """S-6: without elements the widths come from the config."""
     attention = LatentAttention(PagedMla(config(), "cpu"))
     idle = torch.zeros(2, dtype=torch.int32)
     starts, table = torch.zeros(3, dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32)
@@ -142,7 +142,7 @@ def test_no_tokens(k_pe):
     [("k_pe", (2,)), ("k_pe", (2, 2, P // 2)), ("cache", (3,)), ("cache", (3, 2, 16, R + P))],
     ids=["k_pe-line", "k_pe-heads", "cache-line", "cache-heads"],
 )
-def test_other_shapes_of_what_is_written_are_refused(name, shape):
+def test_other_shapes_of_new_keys_are_rejected(name, shape):
     attention = LatentAttention(PagedMla(config(), "cpu"))
     zero, one = torch.zeros(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
     starts, table = torch.arange(3).int(), torch.arange(2).int()[:, None]
@@ -160,7 +160,7 @@ def test_no_rope():
         LatentAttention(mla)
 
 
-def test_what_is_no_tensor_is_refused():
+def test_arguments_that_are_not_tensors_are_rejected():
     with pytest.raises(InvalidArgument, match="mla: got a str; allowed: a PagedMla"):
         LatentAttention("mla")
     attention = LatentAttention(PagedMla(config(), "cpu"))

@@ -61,7 +61,7 @@ def test_each_part_is_planned_once_a_step(monkeypatch):
         heads.forget()
 
 
-def test_keys_apart_and_answers_where_they_are_wanted():
+def test_separate_keys_and_outputs_in_a_given_tensor():
     """As a projection leaves them, halves of its lines, and what depends on position once."""
     step = build((7, 7), (33, 20))
     projected = torch.cat([step.k_nope, step.v], dim=-1)

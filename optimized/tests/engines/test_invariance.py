@@ -1,4 +1,4 @@
-"""What the command concludes from what an engine said alone and beside others; none runs here."""
+"""The results of the command for an engine's logprobs alone and in batches; no engine runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MANY = [[5] * length for length in (2, 17, 40)]
 
 
 def engine(moves=0.0, moved=17, step=1):
-    """Return an engine; beside others a prompt's logprobs move from a step on."""
+    """Return an engine in which a prompt's logprobs change in a batch, from a step on."""
 
     def ask(asked, tokens):
         answers = []
@@ -45,25 +45,25 @@ def engine(moves=0.0, moved=17, step=1):
     return ask
 
 
-def test_all_that_is_said_is_what_was_said_alone():
+def test_equal_logprobs_keep_their_bits():
     found = {"mixes": list(compared(engine(), MANY, 3))}
     assert keeps(found)
     assert told(found) == "together 3 of 3, reversed 3 of 3, half 2 of 2, crowd 6 of 6"
 
 
-def test_a_bit_that_moves_is_told():
+def test_a_changed_bit_is_reported():
     moves = 2.0**-24  # the least that a float32 near 0.5 may move by
     found = {"mixes": list(compared(engine(moves), MANY, 3))}
     assert not keeps(found)
     assert told(found) == (
         "together 2 of 3, reversed 2 of 3, half 2 of 2, crowd 4 of 6; "
-        "of 17 tokens, from step 1 on, 6e-08 nats where they part"
+        "prompts of 17 tokens differ, from step 1 on, by up to 6e-08 nats"
     )
 
 
 @pytest.mark.parametrize("told_beside", [{4: -0.1}, {9: math.nan, 8: -2.0}])
-def test_what_has_no_distance_is_not_told_as_none(told_beside):
-    """No token is among the likeliest of both, or a logprob is no number."""
+def test_logprobs_without_a_distance_are_reported_as_infinite(told_beside):
+    """No token is among the most likely ones of both, or a logprob is NaN."""
 
     def ask(asked, _tokens):
         said = {9: -0.5, 8: -2.0} if len(asked) == 1 else told_beside
@@ -71,17 +71,17 @@ def test_what_has_no_distance_is_not_told_as_none(told_beside):
 
     found = {"mixes": list(compared(ask, MANY, 1))}
     assert not keeps(found)
-    assert told(found).endswith("from step 0 on, inf nats where they part")
+    assert told(found).endswith("differ, from step 0 on, by up to inf nats")
 
 
-def test_a_scene_that_ends_early_keeps_no_promise():
+def test_a_workload_that_ends_early_fails():
     found = {"mixes": list(compared(engine(), MANY, 3))[:2]}
     assert not keeps(found)
     assert not keeps({"error": "out of time"})
     assert told({"error": "out of time"}) == "failed: out of time"
 
 
-def test_what_a_scene_found_is_written_as_it_comes(tmp_path, monkeypatch):
+def test_results_of_a_workload_are_written_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(invariance, "build_model", lambda folder, **_: folder)
 
     def run(model, scene, use):
@@ -105,14 +105,14 @@ def test_prompts_and_mixes_fill_an_engine():
 
 
 @pytest.mark.parametrize("command", [of_vllm.COMMAND, of_sglang.COMMAND])
-def test_only_ours_promise_and_only_in_the_mode(command):
+def test_only_our_backend_in_the_mode_is_required_to_keep_bits(command):
     for scene in command.scenes.values():
         ours = scene.backend == command.scenes["ours"].backend
         assert not scene.is_promised or (ours and scene.is_on)
 
 
-def test_a_command_runs_scenes_apart_and_says_who_breaks_a_promise(tmp_path, monkeypatch, capsys):
-    """Pages of several runs stand side by side."""
+def test_a_command_runs_workloads_and_reports_failures(tmp_path, monkeypatch, capsys):
+    """A page contains the results of several runs."""
     facts = {"engine": "vllm 0.25.0", "device": "H200", "torch": "2.11", "triton": "3.6"}
     monkeypatch.setattr(report, "_facts", lambda _: facts | {"date": "2026-01-01", "commit": "abc"})
     monkeypatch.setattr(invariance, "build_model", lambda folder, **_: folder)
@@ -124,13 +124,13 @@ def test_a_command_runs_scenes_apart_and_says_who_breaks_a_promise(tmp_path, mon
     ]
     monkeypatch.setattr(invariance, "run_scenes", lambda *_: iter(said))
     assert of_vllm.COMMAND.main("", of_vllm.run) == 0
-    assert "what they promise: none" in capsys.readouterr().out
+    assert "not batch-invariant as required: none" in capsys.readouterr().out
     said[0] = {"error": "ImportError: no FA3"}
     options.scenes, said = ["ours"], said[:1]
     assert of_vllm.COMMAND.main("", of_vllm.run) == 1
     assert capsys.readouterr().out.splitlines() == [
         "ours: failed: ImportError: no FA3",
-        "do not keep what they promise: ours",
+        "not batch-invariant as required: ours",
     ]
     lines = (tmp_path / "page.md").read_text().splitlines()
     assert lines[0] == "vllm 0.25.0, H200, torch 2.11, triton 3.6, 2026-01-01"
@@ -140,7 +140,7 @@ def test_a_command_runs_scenes_apart_and_says_who_breaks_a_promise(tmp_path, mon
 
 
 def test_norms_are_launched_for_few_tokens_at_a_time():
-    """Sums and answers are written in place, as vLLM's own does."""
+    """Sums and outputs are written in place, as by vLLM's own kernel."""
     launches = []
 
     def norm(tokens, residual, weight, epsilon):

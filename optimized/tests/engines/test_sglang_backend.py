@@ -110,7 +110,7 @@ def test_graphs_of_prompts_are_captured_at_their_size(backend, sizes, tokens):
 
 
 def test_a_chunk_that_has_grown():
-    """Dynamic chunking in pipelines: longer than the option says, up to a step's tokens."""
+    """With dynamic chunking in pipelines a chunk may exceed the option, up to a step's tokens."""
     step = build((60, 50))
     held = hold(step)
     with stubbed(enable_dynamic_chunking=True, pp_size=2) as module:
@@ -291,7 +291,7 @@ def test_a_mask_that_moves_is_not_planned_inside_a_graph(monkeypatch):
 
 
 def test_rows_that_verify_different_numbers_of_drafts_are_refused():
-    """S-2: the batch says how many each may have, its layout how many each has."""
+    """S-2: the batch has the largest number of drafts of a row, its layout the actual numbers."""
     step = build((36, 4), (20, 2))
     held = hold(step)
     with stubbed(speculative_num_draft_tokens=4, speculative_eagle_topk=1) as module:
@@ -313,15 +313,15 @@ ALIKE = {"is_fp8": False, "takes_parts": True}
 
 
 def teach_both(module, is_first, **need):
-    """Tell of a model that needs something, and of one that does not, in either order."""
+    """Register a model that needs something and one that does not, in either order."""
     needs = [ALIKE | need, ALIKE]
     for each in needs if is_first else needs[::-1]:
         module.teach("ours", **each)
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["target", "draft"])
-def test_codes_with_a_scale_beside_a_model_without_codes(is_first):
-    """S-11: a target and its draft have one name, and what is told last is not for both."""
+def test_codes_with_a_scale_and_a_model_without_codes(is_first):
+    """S-11: a target and its draft have one name; the last registration does not win."""
     with stubbed_dispatch() as module:
         teach_both(module, is_first, is_fp8=True)
         handle = module.AttentionBackendRegistry.get_handler("ours")
@@ -331,8 +331,8 @@ def test_codes_with_a_scale_beside_a_model_without_codes(is_first):
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["target", "draft"])
-def test_scaled_queries_beside_a_model_without_them(is_first):
-    """SGLang scales what it has joined alone."""
+def test_scaled_queries_and_a_model_without_them(is_first):
+    """SGLang scales only joined queries."""
     with stubbed_dispatch() as module:
         teach_both(module, is_first, takes_parts=False)
         assert module.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS == ["fa3"]
@@ -355,7 +355,7 @@ REFUSED = {
     "hybrid": ("hybrid", {"model_config": SimpleNamespace(linear_attention="kda")}, {}),
     "decode-context": ("decode context", {}, {"dcp_enabled": True}),
     "overlapping-trees": (
-        "two overlapping batches",
+        "two-batch overlap",
         {},
         {
             "speculative_eagle_topk": 2,
@@ -377,7 +377,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("reason", "changes", "context"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_when_the_backend_is_made(reason, changes, context):
+def test_errors_at_the_creation_of_the_backend(reason, changes, context):
     """Bad input: before anything runs."""
     step = build((20, 1))
     with (
@@ -396,7 +396,7 @@ def test_what_is_refused_when_the_backend_is_made(reason, changes, context):
     ],
     ids=["plain", "scaled", "beside-another"],
 )
-def test_what_is_served(changes):
+def test_supported_scales_and_backends(changes):
     """S-11: scales where every writer knows them, and another writer where there are none."""
     step = build((20, 1))
     with stubbed() as module:

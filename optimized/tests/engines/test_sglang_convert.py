@@ -35,7 +35,7 @@ def test_types_of_a_pool():
 
 @pytest.mark.parametrize("stored", [torch.float8_e5m2, torch.float16, torch.uint8])
 def test_other_pools_are_refused(stored):
-    with pytest.raises(Unsupported, match=f"kv_cache_dtype {stored}"):
+    with pytest.raises(Unsupported, match=f"kv_cache_dtype={stored} is not supported"):
         cache_format(stored, torch.bfloat16)
 
 
@@ -86,19 +86,19 @@ def test_chunks_that_grow(chunk, prompts):
 
 @pytest.mark.parametrize(("graph_tokens", "prompts"), [(1024, 1024), (256, 512), (0, 512)])
 def test_graphs_that_are_larger_than_a_chunk(graph_tokens, prompts):
-    """S-17: they are captured at their size, whatever the scheduler gives them later."""
+    """S-17: graphs are captured at their own size, which the scheduler may not reach."""
     rows, tokens = largest(chunked_prefill_size=512, graph_tokens=graph_tokens)
     assert (rows, tokens) == (64, prompts + 64)
 
 
 @pytest.mark.parametrize(("requests", "rows"), [(5, 8), (8, 8), (1, 4)])
 def test_rows_that_ranks_share_are_rounded_up(requests, rows):
-    """S-6: eager steps of data parallelism are padded to a multiple of the ranks beside."""
+    """S-6: eager steps of data parallelism are padded to a multiple of the number of ranks."""
     found = largest(max_requests=requests, rank_multiple=4, query_len=3)
     assert found == (rows, 2048 + rows * 3)
 
 
-def test_a_pool_is_seen_as_blocks_where_it_lies():
+def test_a_pool_is_viewed_as_blocks_without_a_copy():
     pool = torch.arange(32 * 6.0).view(32, 1, 6)
     blocks = as_blocks(pool, 16)
     assert blocks.shape == (2, 16, 6)
@@ -152,9 +152,9 @@ def test_a_scale_that_all_layers_have():
     ("layers", "reason"),
     [
         ([], "without layers over latents"),
-        ([layer(), layer(scaling=0.2)], r"scaling \[0.1, 0.2\]"),
-        ([layer(logit_cap=30.0)], "logit_cap 30"),
-        ([layer(sliding_window_size=128)], "sliding_window_size 128"),
+        ([layer(), layer(scaling=0.2)], r"scaling, \[0.1, 0.2\]"),
+        ([layer(logit_cap=30.0)], "logit_cap=30"),
+        ([layer(sliding_window_size=128)], "sliding_window_size=128 is not supported"),
         ([layer(attn_type=SimpleNamespace(value="encoder_only"))], "encoder_only"),
     ],
 )
@@ -163,7 +163,7 @@ def test_other_layers_are_refused(layers, reason):
         common_scaling(layers)
 
 
-def test_what_layers_add_is_refused():
+def test_extra_arguments_of_layers_are_rejected():
     refuse_extras({"sinks": None})
     with pytest.raises(Unsupported, match="topk_indices"):
         refuse_extras({"sinks": None, "topk_indices": torch.zeros(1)})
@@ -174,7 +174,10 @@ def test_what_layers_add_is_refused():
     [
         ({"capability": (7, 5)}, "compute capability 7.5"),
         ({"dtype": torch.float32}, "float32"),
-        ({"head_size": 512}, "head_size 512: 320 or 576"),
+        (
+            {"head_size": 512},
+            "head_size=512 is not supported; use a model with head_size 320 or 576",
+        ),
         ({}, ""),
     ],
 )
@@ -184,7 +187,7 @@ def test_models_and_devices(change, reason):
 
 
 def test_pools_that_move_tokens():
-    """Their maps name slots by other numbers."""
+    """The maps of these pools contain other numbers than slots."""
     plain, moving = SimpleNamespace(), SimpleNamespace(translate_kv_loc=len)
     assert not moves_tokens(SimpleNamespace(token_to_kv_pool_allocator=plain))
     assert moves_tokens(SimpleNamespace(token_to_kv_pool_allocator=moving))
@@ -219,11 +222,11 @@ def test_releases_that_are_served(version):
 
 
 @pytest.mark.parametrize("version", ["0.5.16", "0.5.16rc1", "0.5.9.post1"])
-def test_an_old_release_goes_on_without_us(monkeypatch, caplog, version):
+def test_an_old_release_gets_a_warning_and_no_backend(monkeypatch, caplog, version):
     monkeypatch.setattr(registration, "version", lambda _: version)
     with caplog.at_level(logging.WARNING, logger="paged_mla"):
         registration.register()
-    assert f"SGLang {version}:" in caplog.text
+    assert f"SGLang {version} is installed" in caplog.text
 
 
 @pytest.mark.parametrize("chunk", [None, -1])
@@ -233,8 +236,8 @@ def test_whole_prompts_that_nothing_caches_keep_their_bits(chunk):
 
 @pytest.mark.parametrize(
     ("has_radix_cache", "chunk", "reason"),
-    [(True, -1, "radix cache: disable_radix_cache"), (False, 64, "chunked_prefill_size 64: -1")],
+    [(True, -1, "set disable_radix_cache=True"), (False, 64, "chunked_prefill_size=64 .* to -1")],
 )
-def test_what_lets_others_cut_a_prompt_is_refused(has_radix_cache, chunk, reason):
+def test_options_that_split_prompts_are_rejected(has_radix_cache, chunk, reason):
     with pytest.raises(Unsupported, match=reason):
         refuse_variance(has_radix_cache=has_radix_cache, chunked_prefill_size=chunk)

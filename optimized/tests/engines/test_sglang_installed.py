@@ -73,7 +73,7 @@ NOPE = 64  # heads are not as wide as latents
 
 @pytest.fixture(name="settings", autouse=True)
 def _settings(monkeypatch):
-    """Stand in for what SGLang keeps of its arguments, and for a GPU; float32 is let through."""
+    """Replace SGLang's global arguments and the checks of a GPU; float32 is allowed."""
     settings = context(graph=SimpleNamespace(cuda_graph_config=CudaGraphConfig()))
     for name in CONTEXTS:
         monkeypatch.setattr(ours, name, lambda: settings)
@@ -184,7 +184,7 @@ def test_its_surface_is_the_recorded_one():
     assert found == json.loads((SURFACES / f"{VERSION}.json").read_text())
 
 
-def test_its_tables_know_us():
+def test_the_tables_in_sglang_contain_our_backend():
     from sglang.srt import server_args  # noqa: PLC0415 - it may not be installed
 
     step = build((20, 1))
@@ -275,7 +275,7 @@ def test_graphs_that_plan_are_left_alone(monkeypatch):
 
 @pytest.mark.parametrize("spelling", ["full", "qlen"])
 def test_trees_of_drafts(settings, spelling):
-    """S-14: an n-gram drafter spells out the context, a model's drafts lie in our buffer."""
+    """S-14: masks of n-grams cover the context; masks of a draft model are in our buffer."""
     settings.speculative_num_draft_tokens = DRAFTS
     settings.speculative_eagle_topk = 2
     step = build((36, DRAFTS), (20, DRAFTS))
@@ -380,11 +380,11 @@ def test_a_draft_models_window_and_steps(settings, monkeypatch):
         batch = batch_of(drafted, cached, ForwardMode.DECODE, seq_lens=drafted.seq_lens - ahead)
         one.init_forward_metadata(batch)
         assert_outputs(forwarded(one, inner_runner, drafted, cached, batch), drafted)
-    with pytest.raises(Unsupported, match="speculative_eagle_topk 4"):
+    with pytest.raises(Unsupported, match="speculative_eagle_topk=4"):
         PagedMlaDraftBackend(runner, 4, 3)
 
 
-def test_layers_are_told_which_draft_backend_runs_them(monkeypatch):
+def test_layers_read_the_name_of_their_draft_backend(monkeypatch):
     """A layer that took the target's name for it would hand over queries in two parts."""
     monkeypatch.setattr(draft_utils, "attention_backends", lambda: (NAME, NAME), raising=False)
     runner = SimpleNamespace(
@@ -451,7 +451,7 @@ def test_codes_with_a_scale_go_over_latents():
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_bits_beside_other_rows(settings, monkeypatch, batch_invariant):
+def test_bits_do_not_depend_on_other_rows(settings, monkeypatch, batch_invariant):
     """S-20: with deterministic inference all prompts go over latents, and keep their bits."""
     settings.deterministic.enable_deterministic_inference = batch_invariant
     settings.disable_radix_cache, settings.chunked_prefill_size = True, -1
@@ -472,14 +472,14 @@ def test_bits_beside_other_rows(settings, monkeypatch, batch_invariant):
         assert handle(layer, batch) is AttnForwardMethod.MLA
 
 
-def test_cuts_of_prompts_that_others_decide_are_refused(settings):
+def test_options_that_split_prompts_are_rejected(settings):
     settings.deterministic.enable_deterministic_inference = True
     step = build((20, 1))
     runner = runner_of(step, hold(step))
-    with pytest.raises(Unsupported, match="radix cache: disable_radix_cache"):
+    with pytest.raises(Unsupported, match="set disable_radix_cache=True"):
         PagedMlaBackend(runner)
     settings.disable_radix_cache = True
-    with pytest.raises(Unsupported, match="chunked_prefill_size 32: -1"):
+    with pytest.raises(Unsupported, match=r"chunked_prefill_size=32 .* to -1"):
         PagedMlaBackend(runner)
     settings.chunked_prefill_size = None
     assert PagedMlaBackend(runner).rows.config.batch_invariant
@@ -491,7 +491,7 @@ def test_an_idle_rank_plans_nothing():
     backend.init_forward_metadata(batch_of(step, hold(step), ForwardMode.IDLE, batch_size=0))
 
 
-def test_what_is_not_served(settings):
+def test_unsupported_models_and_steps(settings):
     step = build((20, 1))
     held = hold(step)
     plain = runner_of(step, held)
@@ -517,14 +517,14 @@ def test_what_is_not_served(settings):
 
 
 @pytest.mark.parametrize("name", EVERY_SCENE)
-def test_it_knows_the_arguments_of_a_scene(name, monkeypatch):
-    """Names alone: what they mean is asked where there is a GPU."""
+def test_sglang_has_the_arguments_of_a_workload(name, monkeypatch):
+    """The test checks only names; tests on a GPU check their effect."""
     monkeypatch.setattr(models, "build_model", lambda folder, **_: folder)
     given = answer.given(EVERY_SCENE[name], NAME, Path("model"))
     assert set(given) <= set(inspect.signature(ServerArgs).parameters)
 
 
 @pytest.mark.parametrize("scene", invariance.COMMAND.scenes.values())
-def test_it_knows_the_arguments_of_invariance(scene):
+def test_sglang_has_the_arguments_of_invariance(scene):
     given = invariance.given(Path("model"), scene)
     assert set(given) <= set(inspect.signature(ServerArgs).parameters)

@@ -21,7 +21,7 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 def attended(rows, step, held, q=None):
-    """Call as a layer does, and return outputs; an lse is not asked."""
+    """Call `rows` as a layer does, and return the outputs."""
     q = (step.q_nope, step.q_pe) if q is None else q
     return rows.attend(q, held.new, held.pool, None)
 
@@ -49,7 +49,7 @@ def test_decode_then_a_smaller_replay():
     assert torch.equal(again.pool[0], torch.zeros_like(again.pool[0]))
 
 
-def test_prompts_beside_decode_rows_and_padding():
+def test_prompts_with_decode_rows_and_padding():
     step = build((40, 20), (17, 1), (33, 2), padded_tokens=3)
     held = hold(step)
     padding = torch.zeros(3, dtype=torch.int64)
@@ -68,7 +68,7 @@ def test_prompts_beside_decode_rows_and_padding():
 
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
 @pytest.mark.parametrize("mates", [(1, 1), (40, 9)], ids=["decode", "prompts"])
-def test_bits_beside_other_rows(mates, batch_invariant):
+def test_bits_do_not_depend_on_other_rows(mates, batch_invariant):
     """S-20: the same in every step of a kind, or only close: a prompt's rest of one token too."""
     step = build((230, 1), num_heads=16, batch_invariant=batch_invariant)
     together = join(step, build((250, mates[0]), (40, mates[1]), num_heads=16, seed=1))
@@ -116,7 +116,7 @@ def test_a_tree_where_drafts_are_chains_is_refused():
 
 
 def test_more_rows_than_a_server_has_are_refused():
-    """Bad input: a warm-up of SGLang's may ask for more than the pool has requests."""
+    """Bad input: a warm-up of SGLang may have more rows than the pool has requests."""
     step = build((20, 1))
     rows = Rows(step.config, "cpu", hold(step).req_to_token)
     most = step.config.max_rows

@@ -123,7 +123,7 @@ def test_calls_of_the_engine_fit(surface, owner, called):
         accepts(ours, call)
 
 
-def test_what_layers_hand_over_fits(surface):
+def test_arguments_of_layers_fit(surface):
     """They call the backend's ``forward``, which puts itself and the batch between."""
     ours = methods(OURS["PagedMlaBackend"])["forward_extend"]
     for layer in ("attn_mqa", "attn_mha"):
@@ -163,7 +163,7 @@ def test_imported_names_exist(surface, stem):
             assert {alias.name for alias in node.names} <= known, node.module
 
 
-def test_what_ours_override_is_asked_for(surface):
+def test_overridden_members_are_used_by_the_engine(surface):
     """A method that SGLang has renamed would never be called."""
     own = OURS["PagedMlaBackend"]
     known = surface.all_of("AttentionBackend", "methods") | surface.all_of(
@@ -175,17 +175,17 @@ def test_what_ours_override_is_asked_for(surface):
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_is_read_of_the_engines_objects_exists(surface, name):
+def test_attributes_of_the_engines_objects_exist(surface, name):
     known = surface.all_of(name, "fields") | surface.all_of(name, "attributes")
     assert set(READ[name]) <= known
 
 
-def test_what_is_read_of_a_runner_exists(surface):
+def test_attributes_of_a_runner_exist(surface):
     assert set(surface.runner.split(", ")) >= RUNNER
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_what_ours_call_fits(surface, name):
+def test_our_calls_fit(surface, name):
     for method, call in CALLED[name].items():
         theirs = surface.method(name, method)
         assert theirs is not None, method

@@ -1,4 +1,4 @@
-"""What the commands conclude from what engines said; the engines are made up here."""
+"""The results of the commands for given outputs of engines; the engines are stubs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ from paged_mla_optimized.engines.tools.side_by_side import Cell
 
 
 class Engine:
-    """Says token 7, and that 8 is less likely; steps take `ms` of `clock`, and rows begin apart."""
+    """An engine that generates token 7, with 8 as less likely.
+
+    A step takes `ms` of `clock`, and each row starts `apart` steps after the previous one.
+    """
 
     def __init__(self, clock=None, ms=2.0, apart=3):
         self.clock, self.ms, self.apart = clock, ms, apart
@@ -102,13 +105,13 @@ class Engine:
         ]
 
 
-def test_answers_and_hits():
+def test_tokens_and_hits():
     answers, cached = ask(Engine(), [[1, 2, 3], [4]], [2, 1])
     assert answers == [[(7, {7: -0.1, 8: -2.5})] * 2, [(7, {7: -0.1, 8: -2.5})]]
     assert cached == 2
 
 
-def test_rows_that_were_taken_back_are_counted():
+def test_retractions_are_counted():
     counts = Counter()
     for asked, tokens in (([[1, 2, 3], [4]], [2, 1]), ([[1] * 6], [1])):
         ask(Engine(), asked, tokens, counts)
@@ -118,13 +121,13 @@ def test_rows_that_were_taken_back_are_counted():
 @pytest.mark.parametrize(
     ("name", "cached", "retractions", "said"),
     [
-        ("retraction", 9, 0, "no row was taken back"),
+        ("retraction", 9, 0, "no row was retracted"),
         ("retraction", 9, 2, ""),
         ("graphs", 9, 0, ""),
         ("graphs", 0, 0, "no prefix was hit"),
     ],
 )
-def test_a_run_is_of_what_its_scene_is_about(name, cached, retractions, said):
+def test_a_run_must_exercise_its_workload(name, cached, retractions, said):
     ours = {"cached_tokens": [0, cached], "retractions": retractions}
     assert check.problem_of(SCENES[name], ours) == said
     assert bool(SCENES[name].environment) == (name == "retraction")
@@ -152,7 +155,7 @@ def test_windows_of_rows_that_began_apart(timer):
 def test_rows_far_apart_are_given_more_tokens(timer):
     made = timer(ms=100.0, apart=20)  # the first is done before the last begins, at first
     assert made.step_ms(Cell(4, 16), 2) == pytest.approx([100.0] * 2)
-    with pytest.raises(RuntimeError, match="a row was done"):
+    with pytest.raises(RuntimeError, match="a row finished before all windows"):
         timer(ms=100.0, apart=200).step_ms(Cell(4, 16), 2)
 
 
@@ -175,7 +178,7 @@ def test_a_step_of_fewer_rows_is_not_taken_for_one_of_all(timer, tmp_path, apart
 
 def test_rows_too_far_apart_are_not_profiled(timer, tmp_path):
     made = timer(traces=tmp_path / "traces", apart=100)
-    with pytest.raises(RuntimeError, match="8x64: a row was done before steps of all"):
+    with pytest.raises(RuntimeError, match="8x64: a row finished before enough steps"):
         made.busy_ms(Cell(8, 64))
 
 
@@ -197,7 +200,7 @@ def test_prompts_of_others_are_the_default_ones(backend):
     assert rate.prompts_by_default(rate.COMMAND.ours) == {}
 
 
-def test_a_cell_is_expected_to_take_what_its_prompts_take(timer):
+def test_the_expected_time_of_a_cell_covers_its_prompts(timer):
     made = timer(contexts=[256])  # 1 ms
     cached = made.seconds(Cell(1, 256))
     assert made.seconds(Cell(3, 256)) == pytest.approx(cached + 2 * 0.001)
@@ -215,10 +218,10 @@ def a_scene(largest, own, *, answered=True):
     return {"runs": [*runs, mine], "own": [a_pass(own)]}
 
 
-def test_a_scene_is_held_against_backends_that_answered():
-    """Two passes of the yardstick alone are near each other; other scenes and runs count."""
+def test_a_workload_is_compared_with_backends_that_have_results():
+    """Two passes of only the reference backend do not count; other workloads and runs do."""
     silent, beside = a_scene(0.05, 0.09, answered=False), a_scene(0.05, 0.06)
-    assert "no own backend answered" in problems_of({"chain": silent})["chain"]
+    assert "no backend of the engine itself" in problems_of({"chain": silent})["chain"]
     assert problems_of({"chain": silent, "eager": beside}) == {"chain": "", "eager": ""}
     assert problems_of({"chain": silent}, {"eager": beside, "of-old": beside}) == {"chain": ""}
     assert problems_of({"chain": a_scene(0.07, 0.06)}, {"heads-128": a_scene(0.1, 0.1)})["chain"]
@@ -228,9 +231,7 @@ def problems_of(results, earlier=None):
     return judge(results, "paged_mla", SCENES, check.problem_of, earlier)
 
 
-def test_scenes_of_an_earlier_run_are_kept_and_count_where_the_device_is_the_same(
-    monkeypatch, tmp_path
-):
+def test_workloads_of_an_earlier_run_on_the_same_device_count(monkeypatch, tmp_path):
     facts = {"device": "H200", "torch": "2", "triton": "3", "date": "today", "commit": "a"}
     monkeypatch.setattr(report, "version", lambda _: "0.5.17")
     stem = tmp_path / "sglang"
@@ -251,7 +252,7 @@ def test_scenes_of_an_earlier_run_are_kept_and_count_where_the_device_is_the_sam
 
 @pytest.fixture
 def engines(monkeypatch, tmp_path):
-    """Processes of engines that say all steps alike; fa3's ends with an error."""
+    """Replace processes by engines with equal logprobs in all steps; that of fa3 fails."""
     asked, tokens = [], []
 
     def run_apart(_module, stem, folder, options, _deadline):
@@ -275,7 +276,7 @@ def engines(monkeypatch, tmp_path):
     return SimpleNamespace(asked=asked, tokens=tokens, broken=broken, options=options)
 
 
-def test_scenes_of_one_model_share_a_history_and_what_matters_is_asked_first(engines):
+def test_workloads_of_one_model_share_a_history_and_our_backend_runs_first(engines):
     found = check.ask(["graphs", "eager", "page-16", "fp8"], engines.options)
     assert engines.asked[:2] == ["history-h16-auto", "history-h16-fp8_e4m3"]
     ours = ["graphs-paged_mla", "eager-paged_mla", "page-16-paged_mla", "fp8-paged_mla"]
@@ -289,7 +290,7 @@ def test_scenes_of_one_model_share_a_history_and_what_matters_is_asked_first(eng
 @pytest.mark.parametrize(
     ("scene", "asked", "told"), [("graphs", 2, 2), ("heads-128", 2, 256), ("heads-128", 300, 300)]
 )
-def test_scenes_may_need_more_steps_than_are_asked(engines, scene, asked, told):
+def test_workloads_may_need_more_steps_than_the_option(engines, scene, asked, told):
     """The most of few steps is chance."""
     engines.options.tokens = asked
     check.ask([scene], engines.options)
@@ -306,7 +307,7 @@ def test_an_engine_that_ends_its_process_leaves_the_others(engines):
     assert names == {"history", "triton", "flashmla"}
 
 
-def test_without_a_history_nobody_is_asked_or_waits(engines, capsys):
+def test_without_a_history_no_engine_runs_or_waits(engines, capsys):
     engines.broken.append("history-h16-auto")
     stale = engines.options.folder / "history-h16-auto.pickle"
     stale.write_bytes(pickle.dumps("of an earlier run"))
@@ -333,7 +334,7 @@ def test_without_an_entry_point_no_engine_is_made(monkeypatch, option):
         run_engine({option: NAME}, pytest.fail)
 
 
-def test_flashmla_is_asked_for_decode_rows_alone(tmp_path):
+def test_flashmla_runs_only_decode_rows(tmp_path):
     """Its prompts would go to kernels that FlashInfer compiles."""
     found = arguments(tmp_path, "flashmla", "graphs")
     assert (found["attention_backend"], found["decode_attention_backend"]) == ("fa3", "flashmla")
@@ -349,7 +350,7 @@ def test_a_draft_model_is_a_v2(tmp_path, monkeypatch):
     assert "speculative_draft_model_path" not in answer.given(SCENES["chain"], "fa3", tmp_path)
 
 
-def test_scenes_hold_what_they_ask():
+def test_workloads_fit_their_engines():
     many = prompts()
     assert max(map(len, many)) == LONGEST
     assert LONGEST + 64 < CONTEXT_LEN

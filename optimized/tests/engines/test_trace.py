@@ -19,7 +19,7 @@ def graph(start, call, *lengths):
     return [kernel(start + 10 * n, length, call) for n, length in enumerate(lengths)]
 
 
-def test_what_overlaps_counts_once():
+def test_overlapping_operations_count_once():
     events = [
         kernel(0, 10, 1),
         kernel(5, 10, 2, "gpu_memcpy"),
@@ -47,7 +47,7 @@ def test_a_step_is_busy_from_its_graph_to_the_next_one():
 
 
 def test_a_trace_without_graphs_is_refused():
-    with pytest.raises(RuntimeError, match="1 graphs in 4 kernels"):
+    with pytest.raises(RuntimeError, match="has 1 graphs in 4 kernels"):
         trace.busy_ms_of_step([*graph(0, 1, 1, 1, 1), kernel(50, 1, 2)])
 
 

@@ -46,7 +46,7 @@ def test_words_for_a_cache(word, dtype, ours):
 
 @pytest.mark.parametrize("word", ["fp8_ds_mla", "fp8_e5m2", "int8_per_token_head", "float16"])
 def test_other_caches_are_refused(word):
-    with pytest.raises(Unsupported, match=f"kv_cache_dtype {word}"):
+    with pytest.raises(Unsupported, match=f"kv_cache_dtype={word} is not supported"):
         cache_format(word, torch.bfloat16)
 
 
@@ -101,21 +101,27 @@ def test_the_layers_scale_counts_for_fp8_alone(shape):
     [
         ({"capability": (7, 5)}, "compute capability 7.5"),
         ({"dtype": torch.float32}, "float32"),
-        ({"head_size": 512}, "head_size 512: 320 or 576"),
-        ({"kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype fp8_ds_mla"),
-        ({"kv_cache_dtype": "float16"}, "kv_cache_dtype float16 of a model of torch.bfloat16"),
+        (
+            {"head_size": 512},
+            "head_size=512 is not supported; use a model with head_size 320 or 576",
+        ),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype=fp8_ds_mla is not supported"),
+        (
+            {"kv_cache_dtype": "float16"},
+            "kv_cache_dtype=float16 is not supported for a model of dtype torch.bfloat16",
+        ),
     ],
 )
-def test_what_is_not_served_has_a_reason(change, reason):
+def test_unsupported_models_have_a_reason(change, reason):
     assert reason in (misfit(**(GOOD | change)) or "")
 
 
 @pytest.mark.parametrize("word", [None, "auto", "fp8", "bfloat16"])
-def test_what_is_served_has_none(word):
+def test_supported_models_have_no_reason(word):
     assert misfit(**(GOOD | {"kv_cache_dtype": word})) is None
 
 
-def test_choices_of_a_user():
+def test_options_of_a_user():
     assert options_of({}) == options_of(None) == options_of({"others": 1}) == Options()
     chosen = {"absorbed_query_len": 128, "products": "fast"}
     assert options_of({"paged_mla": chosen}) == Options(absorbed_query_len=128, products="fast")
@@ -124,7 +130,10 @@ def test_choices_of_a_user():
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"product": "fast"}, "paged_mla.product: got fast; allowed: absorbed_query_len, products"),
+        (
+            {"product": "fast"},
+            "paged_mla.product: got fast; allowed: only the options absorbed_query_len, products",
+        ),
         ({"products": "quick"}, "paged_mla.products: got 'quick'"),
         ({"absorbed_query_len": 0}, "paged_mla.absorbed_query_len: got 0"),
         ({"absorbed_query_len": "9"}, "paged_mla.absorbed_query_len: got '9'"),
@@ -135,7 +144,7 @@ def test_choices_of_a_user():
         (["products", "fast"], "paged_mla: got a list; allowed: a Mapping"),
     ],
 )
-def test_wrong_choices_are_named(given, named):
+def test_wrong_options_are_named(given, named):
     with pytest.raises(InvalidArgument) as raised:
         options_of({"paged_mla": given})
     assert named in str(raised.value)
@@ -148,7 +157,7 @@ def test_releases_that_are_served(version):
     assert serves(version, OLDEST)
 
 
-def test_an_old_release_goes_on_without_us(monkeypatch, caplog):
+def test_an_old_release_gets_a_warning_and_no_backend(monkeypatch, caplog):
     """An exception here would end vLLM for people who chose another backend."""
     monkeypatch.setattr(registration, "version", lambda _: "0.24.3")
     with caplog.at_level(logging.WARNING, logger="paged_mla"):
@@ -174,7 +183,7 @@ def test_chunks_of_either_release():
 
 def test_rows_of_several_tokens_are_refused_where_the_batch_decides_their_way():
     refuse_variance(Options(products="fast"))
-    with pytest.raises(Unsupported, match=r"paged_mla\.absorbed_query_len 2 beside"):
+    with pytest.raises(Unsupported, match=r"paged_mla\.absorbed_query_len=2 is not supported"):
         refuse_variance(Options(absorbed_query_len=2))
 
 
@@ -197,12 +206,12 @@ def test_an_adapter_of_kv_b_proj_is_refused_when_it_is_set():
     lora_a = torch.ones(4, 8)
     layer.kv_b_proj.set_lora(0, lora_a, torch.zeros(8, 4))
     for adapter in (torch.ones(8, 4), [None, torch.ones(8, 4)]):
-        with pytest.raises(Unsupported, match="a LoRA adapter of kv_b_proj, which vLLM applies"):
+        with pytest.raises(Unsupported, match="a LoRA adapter of kv_b_proj is not supported"):
             layer.kv_b_proj.set_lora(1, lora_a, adapter)
     assert not layer.kv_b_proj.lora_b_stacked[0].any()
 
 
-def test_an_adapter_of_kv_b_proj_that_is_there_is_refused():
+def test_an_existing_adapter_of_kv_b_proj_is_rejected():
     projection = _WithLora()
     projection.set_lora(1, torch.ones(4, 8), torch.ones(8, 4))
     with pytest.raises(Unsupported, match="a LoRA adapter of kv_b_proj"):

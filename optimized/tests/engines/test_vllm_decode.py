@@ -78,7 +78,7 @@ class Forward:
     """What vLLM's forward context is to a step."""
 
 
-def test_a_draft_captures_what_its_target_was_given():
+def test_a_draft_captures_the_inputs_of_its_target():
     """S-17: steps of two graphs, target first; then a draft's layer in forwards of its own."""
     steps = build((40, 2), (17, 2)), build((33, 2))
     decode = Decode(steps[0].config, "cpu", (1, 2))
@@ -116,10 +116,10 @@ def test_lengths_of_microbatches_keep_their_place():
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["fast", "invariant"])
-def test_bits_beside_other_rows(batch_invariant):
-    """S-20: the same in every step, of whatever query lengths, or only close.
+def test_bits_do_not_depend_on_other_rows(batch_invariant):
+    """S-20: outputs are bit-equal in steps of any query lengths, or only close without the mode.
 
-    Beside a row with drafts, and in a graph that pads, another kernel would be chosen.
+    Together with a row with drafts, or in a padded graph, another kernel would be selected.
     """
     step = build((200, 1), num_heads=8, batch_invariant=batch_invariant)
     mates = build((230, 3), (40, 3), num_heads=8, padded_tokens=2, seed=1)
@@ -172,7 +172,7 @@ def of_layers_of_codes(codes):
 def test_ranks_of_context_parallelism():
     """S-18: heads of both ranks, joined queries, lengths of each rank; one has no key of a row.
 
-    The reference deals the keys and merges the answers.
+    The reference divides the keys and merges the partial results.
     """
     parallel = import_or_skip("paged_mla_reference.rules.parallel")
     oracle = import_or_skip("paged_mla_reference.rules.merge")

@@ -85,7 +85,7 @@ def test_its_surface_is_the_recorded_one():
         (MLAPrefillBackendEnum, PagedMlaPrefillBackend),
     ],
 )
-def test_its_names_find_our_classes(members, ours):
+def test_the_names_in_vllm_find_our_classes(members, ours):
     register()
     register()
     assert members[NAME].get_class() is ours
@@ -94,7 +94,7 @@ def test_its_names_find_our_classes(members, ours):
 
 
 @TAKES_NAMES_ONLY
-def test_our_name_chooses_us():
+def test_our_name_selects_our_backend():
     register()
     assert AttentionConfig(backend=OWN_NAME.lower()).backend.get_class() is PagedMlaBackend
     prefill = AttentionConfig(mla_prefill_backend=OWN_NAME).mla_prefill_backend
@@ -120,7 +120,7 @@ def test_another_plugin_keeps_the_name_that_all_share(caplog):
         register_backend(member, "another.plugin.Backend")
         register()
         assert member.get_path() == "another.plugin.Backend"
-        assert "CUSTOM: it selects another.plugin.Backend, not paged_mla_opt" in caplog.text
+        assert "CUSTOM: the name selects another.plugin.Backend instead of paged" in caplog.text
     finally:
         member.clear_override()
         register()
@@ -139,7 +139,7 @@ def test_another_plugin_keeps_the_name_that_all_share(caplog):
         {"use_batch_invariant": True},
     ],
 )
-def test_it_may_choose_us(change):
+def test_vllm_accepts_supported_models(change):
     assert PagedMlaBackend.validate_configuration(**(ASKED | change)) == []
 
 
@@ -147,9 +147,9 @@ def test_it_may_choose_us(change):
     ("change", "reason"),
     [
         ({"dtype": torch.float32}, "dtype"),
-        ({"head_size": 512}, "head_size 512"),
-        ({"kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype fp8_ds_mla"),
-        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype fp8_e5m2"),
+        ({"head_size": 512}, "head_size=512"),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype=fp8_ds_mla"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype=fp8_e5m2"),
         ({"device_capability": DeviceCapability(7, 5)}, "compute capability 7.5"),
         ({"use_mla": False}, "non-MLA"),
         ({"use_sparse": True}, "sparse"),
@@ -159,20 +159,20 @@ def test_it_may_choose_us(change):
         ({"use_non_causal": True}, "non-causal"),
     ],
 )
-def test_it_may_not_choose_us(change, reason):
+def test_vllm_rejects_unsupported_models(change, reason):
     assert reason in " ".join(PagedMlaBackend.validate_configuration(**(ASKED | change)))
 
 
 @pytest.mark.skipif(
     "use_pcp" not in inspect.signature(PagedMlaBackend.validate_configuration).parameters,
-    reason="this release asks the implementation class alone",
+    reason="this release reads only the implementation class",
 )
-def test_it_may_not_choose_us_for_prefill_context_parallelism():
+def test_vllm_rejects_prefill_context_parallelism():
     reasons = PagedMlaBackend.validate_configuration(**(ASKED | {"use_pcp": True}))
     assert "PCP not supported" in reasons
 
 
-def test_it_may_choose_our_prefill():
+def test_vllm_accepts_our_prefill():
     for nope, value, reasons in ((128, 128, 0), (192, 256, 0), (100, 128, 1)):
         dims = MLADimensions(qk_nope_head_dim=nope, qk_rope_head_dim=64, v_head_dim=value)
         asked = MLAPrefillSelectorConfig(dtype=torch.bfloat16, mla_dimensions=dims)
@@ -223,7 +223,7 @@ def test_a_graph_of_microbatches_reads_the_lengths_of_its_replays(make):
 
 @pytest.mark.parametrize("name", [HEALTHY, "tables-of-other-rows"])
 def test_its_steps_are_dumped(make, tmp_path, name):
-    """What vLLM said is in the dump, not what an adapter with an error took it for."""
+    """The dump contains the values that vLLM passed, not those of an adapter with a fault."""
     explanation = import_or_skip("paged_mla_reference.explain.explanation")
     step = build((37, 1), (64, 1), (17, 1))
     step.cache.nan_to_num_(0.5)  # engines keep numbers everywhere
@@ -304,7 +304,7 @@ def test_a_layer_is_made_or_refused(monkeypatch):
         {"alibi_slopes": [1.0]},
         {"attn_type": "encoder"},
     ):
-        with pytest.raises(Unsupported):
+        with pytest.raises(Unsupported, match="is not supported by paged_mla"):
             PagedMlaImpl(**(plain | change))
 
 
@@ -413,15 +413,15 @@ def test_capacities_follow_its_config(make):
 
 
 def test_a_draft_model_has_heads_of_its_own(make):
-    """What 0.25 tells of heads is the target's number."""
+    """vLLM 0.25 passes the number of heads of the target."""
     target = build((1, 1), num_heads=4)
     draft = engine_layer(target, num_heads=2)
     assert make(target, engine_config(target), draft, draft).decode.mla.config.num_heads == 2
 
 
 @pytest.mark.parametrize("says", ["0", "1"])
-def test_bits_beside_other_rows(make, monkeypatch, says):
-    """S-20: with VLLM_BATCH_INVARIANT they are the same in whatever step vLLM describes."""
+def test_bits_do_not_depend_on_other_rows(make, monkeypatch, says):
+    """S-20: with VLLM_BATCH_INVARIANT the bits of a row are the same in every step."""
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", says)
     alone = build((200, 1), num_heads=16)
     among = join(alone, build((230, 3), (40, 2), num_heads=16, padded_tokens=2, seed=1))
@@ -440,7 +440,7 @@ def test_short_prompts_that_may_go_either_way_are_refused(make, monkeypatch):
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     step = build((1, 1))
     config = engine_config(step, additional_config={"paged_mla": {"absorbed_query_len": 5}})
-    with pytest.raises(Unsupported, match=r"absorbed_query_len 5 beside VLLM_BATCH_INVARIANT"):
+    with pytest.raises(Unsupported, match=r"absorbed_query_len=5 .* with VLLM_BATCH_INVARIANT"):
         make(step, config, engine_layer(step))
 
 
@@ -455,11 +455,11 @@ def test_short_prompts_that_may_go_either_way_are_refused(make, monkeypatch):
 def test_layers_that_differ_are_refused(make, changes, reason):
     step = build((1, 1))
     layers = engine_layer(step), engine_layer(step, **changes)
-    with pytest.raises(Unsupported, match=f"layers of one group with {reason}"):
+    with pytest.raises(Unsupported, match=f"one KV cache group .* different values of {reason}"):
         make(step, engine_config(step), *layers)
 
 
-def test_an_unknown_choice_is_refused(make):
+def test_an_unknown_option_is_rejected(make):
     step = build((1, 1))
     config = engine_config(step, additional_config={"paged_mla": {"fast": True}})
     with pytest.raises(InvalidArgument, match=r"paged_mla\.fast"):
@@ -467,8 +467,8 @@ def test_an_unknown_choice_is_refused(make):
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_it_knows_the_arguments_of_a_scene(name):
-    """Names alone: what they mean is asked where there is a GPU."""
+def test_vllm_has_the_arguments_of_a_workload(name):
+    """The test checks only names; tests on a GPU check their effect."""
     given = check._given((Path("model"), Path("drafts")), SCENES[name], NAME)
     taken = inspect.signature(EngineArgs).parameters
     assert set(given) <= set(taken)
@@ -477,6 +477,6 @@ def test_it_knows_the_arguments_of_a_scene(name):
 
 
 @pytest.mark.parametrize("scene", invariance.COMMAND.scenes.values())
-def test_it_knows_the_arguments_of_invariance(scene):
+def test_vllm_has_the_arguments_of_invariance(scene):
     given = invariance.given(Path("model"), scene)
     assert set(given) <= set(inspect.signature(EngineArgs).parameters)

@@ -98,7 +98,7 @@ def run(name: str, folder: Path, num_layers: int = 1, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_error_is_named(name: str, tmp_path: Path):
-    """A dump has what vLLM said, not what the adapter made of it."""
+    """A dump contains the values that vLLM passed, not those that the adapter computed."""
     explanation = import_or_skip("paged_mla_reference.explain.explanation")
     [path] = run(name, tmp_path, every=2).written
     found = explanation.explain(load_dump(path))
@@ -155,7 +155,7 @@ def answered(lse: torch.Tensor | None, cache: torch.Tensor, folder: Path) -> Dum
     return load_dump(samples.written[0])
 
 
-def test_what_other_backends_answer(tmp_path: Path):
+def test_outputs_of_other_backends(tmp_path: Path):
     """FlashMLA's lse is [B, H, T / B], Triton's of 16 bits; some have none."""
     cache = torch.zeros(9, 16, R + P, dtype=torch.bfloat16)
     lse = torch.arange(16.0).view(2, 4, 2)

@@ -109,7 +109,7 @@ def test_imported_names_exist(surface, stem):
             assert {alias.name for alias in node.names} <= known
 
 
-def test_what_is_read_of_the_environment_exists(surface):
+def test_environment_variables_exist(surface):
     read = {
         one.attr
         for source in SOURCES.values()
@@ -120,7 +120,7 @@ def test_what_is_read_of_the_environment_exists(surface):
 
 
 @pytest.mark.parametrize("owner", OURS)
-def test_what_is_read_of_self_exists(surface, owner):
+def test_attributes_of_self_exist(surface, owner):
     node, [base] = OURS[owner], bases(OURS[owner])
     read = {
         one.attr
@@ -137,19 +137,19 @@ def test_what_is_read_of_self_exists(surface, owner):
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_is_read_of_the_engines_objects_exists(surface, name):
+def test_attributes_of_the_engines_objects_exist(surface, name):
     known = surface.all_of(name, "fields") | surface.all_of(name, "attributes")
     assert set(READ[name]) <= known
 
 
-def test_what_is_read_of_a_chunk_exists(surface):
+def test_attributes_of_a_chunk_exist(surface):
     [call] = surface.calls["run_prefill_context_chunk"]
     name, read = CHUNKS[call.split("=")[0]]
     inner = surface.classes["MLACommonPrefillMetadata"]["classes"]
     assert set(read) <= set(inner[name]["fields"].split(", "))
 
 
-def test_what_ours_override_is_asked_for(surface):
+def test_overridden_members_are_used_by_the_engine(surface):
     """A method that vLLM has renamed would never be called."""
     gone = {"get_kv_cache_stride_order", "supports_dcp"}  # each of one release
     for name, node in OURS.items():

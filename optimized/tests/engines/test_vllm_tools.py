@@ -1,4 +1,4 @@
-"""What the commands conclude from what engines said; the engines are made up here."""
+"""The results of the commands for given outputs of engines; the engines are stubs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paged_mla_optimized.engines.vllm.tools.scenes import (
 
 
 def engine_that_says(thinks):
-    """Return a greedy engine, and how often it was asked: `thinks` maps a past to logprobs."""
+    """Return a greedy engine and the sizes of its calls; `thinks` maps a past to logprobs."""
     asked = []
 
     def generate(pasts, tokens):
@@ -50,7 +50,7 @@ def counting(past):
     return {len(past): -0.5, 0: -1.0}
 
 
-def test_a_request_that_parts_is_asked_again():
+def test_a_request_that_differs_generates_again():
     """Every step has the history's past, also behind a step at which engines differ."""
 
     def stubborn(past):
@@ -75,8 +75,8 @@ def test_a_token_that_an_engine_does_not_consider_is_infinitely_far():
 
 
 @pytest.mark.parametrize("steps", [[0.0, math.nan], [math.nan, 0.0]])
-def test_no_number_is_infinitely_far(steps):
-    """Whatever stands beside it: a NaN is neither more nor less than another distance."""
+def test_nan_is_infinitely_far(steps):
+    """The order of distances does not matter: no comparison with NaN is true."""
     told = [{1: -0.1 + step, 2: -3.0} for step in steps]
     apart = distance([[1, 1]], [[{1: -0.1, 2: -3.0}] * 2], [told])
     assert apart.largest == math.inf
@@ -106,27 +106,27 @@ def a_scene(ours, own=0.06, **counts):
 @pytest.mark.parametrize(
     ("name", "ours", "counts", "said"),
     [
-        ("full", a_pass(), {}, "as far apart as its own backends, or less"),
+        ("full", a_pass(), {}, "passed: within the distance of its own backends"),
         (
             "full",
             a_pass(largest=0.07),
             {},
-            "beyond: largest 0.0700, the engine's own are 0.0600 apart",
+            "too far: largest 0.0700, the engine's own backends are 0.0600 apart",
         ),
-        ("full", a_pass(gap=0.125), {}, "beyond: gap 0.1250"),
+        ("full", a_pass(gap=0.125), {}, "too far: gap 0.1250"),
         ("full", a_pass(), {"cached_tokens": [0, 0]}, "no prefix was hit"),
-        ("preemption", a_pass(), {"preemptions": 0}, "nothing was preempted"),
+        ("preemption", a_pass(), {"preemptions": 0}, "no request was preempted"),
         ("ngram", a_pass(), {"steps_with_drafts": 0}, "no drafts were verified"),
     ],
 )
-def test_a_scene_is_good_or_says_why_not(capsys, name, ours, counts, said):
+def test_a_workload_passes_or_reports_its_problem(capsys, name, ours, counts, said):
     problems = judge({name: a_scene(ours, **counts)}, NAME, SCENES, check.problem_of)
     assert said in capsys.readouterr().out
-    assert (problems == {name: ""}) == said.startswith("as far")
+    assert (problems == {name: ""}) == said.startswith("passed")
 
 
 @pytest.mark.parametrize(("other", "good"), [("eager", True), ("heads-128", False), ("fp8", False)])
-def test_scenes_of_the_same_model_and_cache_say_how_far_is_near(other, good):
+def test_workloads_of_the_same_model_and_cache_set_the_limit(other, good):
     found = {"full": a_scene(a_pass(largest=0.07)), other: a_scene(a_pass(), own=0.08)}
     problems = judge(found, NAME, SCENES, check.problem_of)
     assert (problems["full"] == "") == good
@@ -140,9 +140,9 @@ def test_scenes_of_the_same_model_and_cache_say_how_far_is_near(other, good):
     ],
     ids=["our-engine-fell", "the-process-fell"],
 )
-def test_a_scene_without_our_answer_is_not_good(capsys, found, told):
+def test_a_workload_without_our_result_fails(capsys, found, told):
     problems = judge({"full": found}, NAME, SCENES, check.problem_of)
-    assert problems == {"full": f"no answer of CUSTOM: {told}"}
+    assert problems == {"full": f"CUSTOM has no result: {told}"}
     assert "ValueError: no" in capsys.readouterr().out
 
 
@@ -158,19 +158,19 @@ def test_every_two_passes_of_own_backends_are_compared():
     }
 
 
-def test_a_page_has_every_scene_and_what_failed():
-    """Scenes of several runs stand side by side, each with the commit that it was run at."""
+def test_a_page_has_every_workload_and_every_problem():
+    """A page contains workloads of several runs, each with its commit."""
     facts = {"engine": "vllm 0.25.0", "device": "H200", "torch": "2.11", "triton": "3.6"}
     facts |= {"date": "2026-01-01", "commit": "abc"}
-    full = a_scene(a_pass(largest=0.07)) | {"facts": facts, "problem": "beyond: largest 0.0700"}
-    shown = page({"full": full, "fp8": {"facts": facts, "problem": "no answer"}}, NAME)
+    full = a_scene(a_pass(largest=0.07)) | {"facts": facts, "problem": "too far: largest 0.0700"}
+    shown = page({"full": full, "fp8": {"facts": facts, "problem": "no result"}}, NAME)
     assert "vllm 0.25.0, H200, torch 2.11, triton 3.6, 2026-01-01\n" in shown
     assert "| full | 896; 896 | 0.0500; 0.0700 |" in shown
     assert "| 0.0600 | 0.0625 | abc |" in shown
-    assert "full: beyond: largest 0.0700\nfp8: no answer\n" in shown
+    assert "full: too far: largest 0.0700\nfp8: no result\n" in shown
 
 
-def test_scenes_hold_what_they_ask():
+def test_workloads_fit_their_engines():
     many = prompts()
     assert max(map(len, many)) == LONGEST
     assert max(map(len, many)) + 64 <= MAX_MODEL_LEN
@@ -254,7 +254,7 @@ class Core:
 
 @pytest.fixture
 def core(monkeypatch, tmp_path):
-    """Return a core of which a clock tells."""
+    """Return an engine's core with a simulated clock."""
     clock = [0.0]
     monkeypatch.setattr(rate.time, "perf_counter", lambda: clock[0])
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))

@@ -1,11 +1,12 @@
 """A plugin for pytest under which the library's own tests of DeepSeek run on latents in a pool.
 
-Where a test chooses no attention, a model gets ours, and where it gives no cache, a forward and
-``generate`` get one of ours. Rows of V2 are absorbed, those of V3 whatever the cost model says. A
-forward in evaluation runs without gradients, as the page about transformers demands.
+A model for which a test selects no attention gets ours, and a forward and ``generate`` without a
+cache get one of ours. Rows of V2 are absorbed; the cost model decides for rows of V3. A forward in
+evaluation runs without gradients, as the page about transformers requires.
 
-Each test that fails has to fail by something that ``refusals.toml`` lists, or to fail without us
-too. An entry by which no test fails is an error, and so is a run in which one form has no rows.
+Each failing test must fail with an error that ``refusals.toml`` lists, or must also fail without
+this package. An entry that matches no failure is an error, and so is a run in which one form has no
+rows.
 """
 
 import functools
@@ -159,7 +160,7 @@ def pytest_sessionfinish(session):
 
 
 def pytest_unconfigure():
-    """Say what the run came to, below all that pytest says of failures."""
+    """Print the verdict of the run, after pytest's own report of failures."""
     print(*VERDICT, sep="\n")
 
 

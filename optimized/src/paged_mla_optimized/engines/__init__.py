@@ -1,7 +1,8 @@
-"""Adapters: what serving engines call, over what this package offers.
+"""Adapters through which serving engines call this package.
 
-An adapter converts conventions and holds no kernel: whose rows come first, how rows and tokens are
-padded, what a length counts, where scales lie, in which layout and base an lse is wanted. What it
-cannot convert it refuses, with a reason. Pure conversions stand in files that import no engine;
-classes that engines ask for stand in files that nothing but the engine imports.
+An adapter converts an engine's conventions and contains no kernel. The conventions are the order
+and the padding of rows and tokens, the meaning of lengths, the place of scales, and the layout and
+the base of an lse. An adapter raises an error with a reason for an input that it cannot convert.
+Pure conversions are in files that import no engine. The classes that an engine instantiates are in
+files that only the engine imports.
 """

@@ -1,4 +1,4 @@
-"""Prefill rows of an engine's steps, over keys and values of every head: no engine here."""
+"""Prefill over per-head keys and values, for all engines. This file imports no engine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from paged_mla_optimized.config.prefill import PrefillConfig
 
 
 class Keys(NamedTuple):
-    """Keys of heads as a projection leaves them, and their part with position once for all.
+    """Per-head keys without position, and the rotated key that all heads share.
 
     Parameters
     ----------
     nope : dtype [K, H, N]
+        The part without position, as the projection returns it.
     pe : dtype [K, 1, P]
+        The rotated part.
     """
 
     nope: torch.Tensor
@@ -27,16 +29,19 @@ class Keys(NamedTuple):
 
 @cache
 def warm_up(config: PrefillConfig, device: torch.device) -> None:
-    """Compile what prompts launch, once for all layers of a model, and not while one waits."""
+    """Compile the kernels that prefill launches, once for all layers of a model.
+
+    The compilation happens before the first request, so no request waits for it.
+    """
     Prefill(config, device).warm_up()
 
 
 class HeadsPrefill:
-    """A :class:`~paged_mla_optimized.api.prefill.Prefill` with the calls of engines' backends.
+    """A :class:`~paged_mla_optimized.api.prefill.Prefill` for each part of a step.
 
-    All layers of a step give the same lengths: what has been planned for one serves the others, in
-    a plan for each part. Buffers are allocated by the first call of a part: an engine may make
-    more of these than it uses.
+    All layers of a step have the same lengths, so the first layer plans each part and the other
+    layers reuse the plan. The first call for a part allocates its buffers, because an engine may
+    make more instances of this class than it uses.
 
     Parameters
     ----------
@@ -49,7 +54,7 @@ class HeadsPrefill:
         self._planned: set[Hashable] = set()
 
     def forget(self) -> None:
-        """Let the next calls plan: a new step begins."""
+        """Start a new step: the next call for each part plans again."""
         self._planned.clear()
 
     def attend(
@@ -64,22 +69,25 @@ class HeadsPrefill:
         lse: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend a part of a step.
+        """Compute the attention of one part of a step.
 
         Parameters
         ----------
         part : hashable
-            Tells the parts of a step apart.
+            The key of this part within the step, for example the number of a context chunk.
         cu_seqlens_q, cu_seqlens_k : int32 [B + 1]
+            Prefix sums of the query lengths and of the key lengths. The method reads them only
+            when it plans the part.
         q : dtype [T, H, N + P]
         k : Keys, or dtype [K, H, N + P]
-            Where an engine has copied what depends on position to every head, that of the first is
-            read.
+            In a joined tensor the rotated part of every head is the same; the method reads it from
+            the first head.
         v : dtype [K, H, V]
         lse : float32 [T, H]
-            Where to write it: natural, ``-inf`` for rows without keys. Any strides.
+            The tensor that receives the natural lse, ``-inf`` for rows without keys. It may have
+            any strides.
         out : dtype [T, H, V] or None
-            Where to write; ``None`` allocates.
+            The tensor that receives the output; ``None`` allocates one.
 
         Returns
         -------

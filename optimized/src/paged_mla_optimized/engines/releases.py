@@ -1,12 +1,13 @@
-"""Which releases of an engine its classes are given to: no engine here."""
+"""Decide which releases of an engine an adapter supports. This file imports no engine."""
 
 import re
 
 
 def serves(version: str, oldest: tuple[int, ...]) -> bool:
-    """Return whether a version is `oldest` or later; a candidate counts as its release.
+    """Return whether a version is `oldest` or later; a release candidate counts as its release.
 
-    What somebody built, ``0.1.dev7+g1a2b3c4`` where no tag was found, is taken for new.
+    A development version, such as ``0.1.dev7+g1a2b3c4`` from a source tree without tags, and a
+    version that does not start with a number count as later.
     """
     release = re.match(r"\d+(\.\d+)*", version)
     if release is None or "dev" in version:

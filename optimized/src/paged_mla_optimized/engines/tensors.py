@@ -1,4 +1,7 @@
-"""What layers of engines hand over, as ``attend`` takes it: no engine here."""
+"""Convert the tensors of an engine's layer to the arguments of ``attend``.
+
+This file imports no engine.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ import torch
 from paged_mla_optimized.tensors.latent_cache import Cache, LatentCache
 
 FLAT_FP8 = "fp8_e4m3"
-"""The format of ``--kv-cache-dtype fp8``: codes alone, and one scale of the layer."""
+"""The cache format of ``--kv-cache-dtype fp8``: FP8 codes in the cache and one scale per layer."""
 
 
 def split_queries(
     q: torch.Tensor | tuple[torch.Tensor, torch.Tensor], kv_lora_rank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return absorbed queries [T, H, R] and rotated ones [T, H, P].
+    """Return the absorbed queries [T, H, R] and the rotated queries [T, H, P].
 
-    Some paths of engines join them, as vLLM before it gathers the heads of all ranks.
+    `q` is a pair of these two tensors or one joined tensor [T, H, R + P]. For example, vLLM joins
+    them before it gathers the heads of all ranks.
     """
     if isinstance(q, tuple):
         return q
@@ -23,16 +27,17 @@ def split_queries(
 
 
 def as_cache(stored: str, latents: torch.Tensor, k_scale: torch.Tensor) -> Cache:
-    """Return a layer's cache as ``attend`` takes it.
+    """Return a layer's cache in the form that ``attend`` takes.
 
     Parameters
     ----------
     stored : str
-        Key of ``FORMATS``: a plain one, or :data:`FLAT_FP8`.
+        A key of ``FORMATS``: a plain format or :data:`FLAT_FP8`.
     latents : [num_blocks, block_size, R + P]
-        Any strides: vLLM may keep all layers of a block together.
+        The tensor may have any strides: vLLM may store all layers of a block together.
     k_scale : float32 [] or [1]
-        Of the layer, on the device. It counts for FP8 alone: other caches have one too.
+        The scale of the layer, on the device. Engines pass one for every cache; this function uses
+        it only for :data:`FLAT_FP8`.
     """
     if stored != FLAT_FP8:
         return latents

@@ -1,1 +1,1 @@
-"""Programs for those who work on this package."""
+"""Commands for developers of this package."""

@@ -1,14 +1,14 @@
-"""Compiles every kernel variant for an architecture with no GPU, and holds it against its limits.
+"""Compile every kernel variant for an architecture without a GPU, and check its limits.
 
-``python -m paged_mla_optimized.tools.aot --arch sm90`` prints registers, stack (spills) and shared
-memory of each variant as soon as those before it are printed, and at the end which failed. It exits
-1 if one fails: it does not compile, needs more shared memory than there is, which the compiler
-itself does not look at, rounds by an instruction that ``arithmetic.py`` does not list, or is
-compiled in a way that ``sass.py`` looks for.
+``python -m paged_mla_optimized.tools.aot --arch sm90`` prints the registers, the stack (spills) and
+the shared memory of each variant, in order, and at the end the variants that failed. It exits with
+1 if a variant failed. A variant fails if it does not compile, if it needs more shared memory than
+the architecture has (the compiler does not check this), if it uses an instruction that
+``arithmetic.py`` does not list, or if ``sass.py`` finds a known fault of the compiler in it.
 
-``--sample`` takes a few variants of each kernel, the same in every run. ``--shard 2/8`` takes the
-second of eight equal parts of all variants, for several machines. Whether a change of the sources
-has left instructions alone is a question for ``fingerprints.py``, which compiles little.
+``--sample`` compiles a few variants of each kernel, the same in every run. ``--shard 2/8`` compiles
+the second of eight equal parts of all variants, for several machines. Use ``fingerprints.py`` to
+check whether a change of the sources changes any instructions; it compiles less.
 """
 
 from __future__ import annotations
@@ -41,27 +41,28 @@ from paged_mla_optimized.triton_compat.settings import cuobjdump
 
 T = TypeVar("T")
 _OF_INTEREST = re.compile(r"\b(?:wgmma|(?:min|max)\.[su])")
-"""The instructions of PTX of which ptxas makes those that ``sass.py`` looks for."""
+"""The PTX instructions that ptxas translates to the instructions that ``sass.py`` checks."""
 _BEFORE_HOPPER = {"sm80", "sm86", "sm89"}
-"""Architectures that have none of the instructions that ``sass.py`` looks for: nvdisasm 12.8 does
-not know VIADDMNMX there, and products of a warpgroup came with sm_90."""
+"""Architectures without the instructions that ``sass.py`` checks: nvdisasm 12.8 does not support
+VIADDMNMX there, and products of a warp group exist since sm_90."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one compiled kernel needs.
+    """The resources that one compiled kernel needs.
 
     Parameters
     ----------
     name : str
+        The name of the variant.
     registers : int
-        Of one thread.
+        The registers of one thread.
     stack_bytes : int
-        Of one thread; spilled registers live there.
+        The stack of one thread, which contains spilled registers.
     shared_bytes : int
-        Of one program.
+        The shared memory of one program.
     error : str or None
-        Why it did not compile, what it exceeds, or what ptxas made of it.
+        The reason of a failure: a compiler error, an exceeded limit, or a fault of ptxas.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Usage:
 
 
 def compile_job(job: Job, arch: str) -> Usage:
-    """Compile one kernel variant for `arch`, a key of ``SHARED_MEMORY``."""
+    """Compile one kernel variant for `arch`, a key of ``SHARED_MEMORY``, and check it."""
     try:
         compiled = compiled_kernel(job, arch)
     except (CompilationError, RuntimeError) as error:
@@ -82,46 +83,46 @@ def compile_job(job: Job, arch: str) -> Usage:
     shared_bytes = compiled.metadata.shared
     fault = None
     if strangers := unlisted(compiled.asm["ptx"], job, arch):
-        fault = f"no such arithmetic is listed in tools/arithmetic.py: {' '.join(strangers)}"
+        fault = f"tools/arithmetic.py does not list these instructions: {' '.join(strangers)}"
     elif shared_bytes > SHARED_MEMORY[arch]:
-        fault = f"more than {SHARED_MEMORY[arch]} bytes of shared memory"
+        fault = f"the kernel needs more than {SHARED_MEMORY[arch]} bytes of shared memory"
     elif lost := lost_signs(sass):
         fault = f"ptxas may have lost a sign: {lost[0]}"
     elif overwritten := overwritten_operands(sass):
         fault = f"an operand of a product is overwritten: {overwritten[0]}"
-    # In portable kernels it is Triton, not ptxas, that decides what waits for a product.
+    # In portable kernels Triton, not ptxas, places the waits for products.
     elif job.name.startswith("hopper") and (serialized := serialized_products(sass)):
-        fault = f"each of {len(serialized)} products waits for the one before: {serialized[0]}"
+        fault = f"each of {len(serialized)} products waits for the previous one: {serialized[0]}"
     return Usage(job.name, registers, stack_bytes, shared_bytes, fault)
 
 
 def _may_be_wrong(ptx: str, arch: str) -> bool:
-    """Return whether ptxas can have left what ``sass.py`` looks for.
+    """Return whether the binary may contain a fault that ``sass.py`` checks.
 
-    That is made of products of a warpgroup, and of minima and maxima of integers. Disassembling
-    takes seconds, however small the binary is.
+    These faults come from products of a warp group and from minima and maxima of integers. The
+    disassembly of other binaries is skipped, because it takes seconds even for a small binary.
     """
     return arch not in _BEFORE_HOPPER and _OF_INTEREST.search(ptx) is not None
 
 
 def compiled_kernel(job: Job, arch: str) -> Any:
-    """Return Triton's kernel, whose ``asm["cubin"]`` is the binary; on disk it is found again."""
+    """Return Triton's compiled kernel, whose ``asm["cubin"]`` is the binary; Triton caches it."""
     settle_key(job.kernel)
     return compiled(job.source, arch, job.options)
 
 
 def shard_of(chosen: list[T], index: int, shards: int) -> list[T]:
-    """Return the `index`-th of `shards` equal parts, counted from 1."""
+    """Return the `index`-th of `shards` equal parts of a list, counted from 1."""
     return chosen[index - 1 :: shards]
 
 
 def disassembled(compiled: Any) -> str:
-    """Return the machine code of Triton's kernel as text."""
+    """Return the machine code of a compiled kernel as text."""
     return _dump(compiled, "-sass")
 
 
 def _dump(compiled: Any, what: str) -> str:
-    """Return what cuobjdump prints of the binary of Triton's kernel."""
+    """Return the output of cuobjdump with the option `what` for the binary of a kernel."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(compiled.asm["cubin"])
@@ -130,15 +131,15 @@ def _dump(compiled: Any, what: str) -> str:
 
 
 def _resources(dump: str) -> tuple[int, int]:
-    """Return registers and stack bytes of a thread."""
+    """Return the registers and the stack bytes of a thread."""
     found = re.search(r"REG:(\d+) STACK:(\d+)", dump)
     if found is None:
-        raise RuntimeError(f"cuobjdump reports no resources: {dump}")
+        raise RuntimeError(f"cuobjdump reports no registers and stack: {dump}")
     return int(found[1]), int(found[2])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compile everything for some architectures; return the exit status."""
+    """Compile the variants for the chosen architectures; return the exit status."""
     options = _options(arguments)
     began = time.monotonic()
     chosen: list[tuple[str, Job]] = []
@@ -166,25 +167,27 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options, or end with an error."""
+    """Return the options of the command line; end the process if they are wrong."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.aot", description=__doc__)
     parser.add_argument("--arch", required=True, nargs="+", choices=SHARED_MEMORY)
-    parser.add_argument("--sample", action="store_true", help="a few variants of each kernel alone")
-    parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N")
+    parser.add_argument("--sample", action="store_true", help="only a few variants of each kernel")
+    parser.add_argument(
+        "--shard", type=_shard, default=(1, 1), metavar="I/N", help="only the I-th of N parts"
+    )
     cores = len(os.sched_getaffinity(0))
     parser.add_argument(
-        "--workers", type=int, default=cores, metavar="N", help="processes; default: one a core"
+        "--workers", type=int, default=cores, metavar="N", help="processes; default: one per core"
     )
     options = parser.parse_args(arguments)
     if options.workers < 1:
         parser.error(f"--workers: got {options.workers}; allowed: 1 or more")
     if is_interpreting():
-        parser.error("TRITON_INTERPRET is set: there is nothing to compile")
+        parser.error("TRITON_INTERPRET is set, so there is nothing to compile; unset it")
     return options
 
 
 def _shard(text: str) -> tuple[int, int]:
-    """Return which part of how many."""
+    """Return the number of the part and the number of parts."""
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     index, shards = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= index <= shards:
@@ -193,13 +196,13 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _compiled(chosen: list[tuple[str, Job]], workers: int) -> Iterator[tuple[Usage, float]]:
-    """Yield what each kernel needs, in order, and the seconds that it took.
+    """Yield the resources of each kernel, in order, and the seconds that its compilation took.
 
-    No process compiles for two architectures: in Triton 3.6.0 the first one that a process compiles
-    an FP8 conversion for chooses its instructions for all later ones
+    No process compiles for two architectures. In Triton 3.6.0 the first FP8 conversion that a
+    process compiles selects the instructions for all later architectures
     (``getConversionFunc`` in ``TritonNVIDIAGPUToLLVM/ElementwiseOpToLLVM.cpp``).
     """
-    context = multiprocessing.get_context("spawn")  # Triton's compiler has threads of its own
+    context = multiprocessing.get_context("spawn")  # Triton's compiler starts threads
     for arch, group in groupby(chosen, key=itemgetter(0)):
         jobs = [job for _, job in group]
         with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:

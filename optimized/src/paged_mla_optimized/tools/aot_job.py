@@ -1,4 +1,4 @@
-"""One kernel to compile, as Triton's compiler wants it described."""
+"""One kernel to compile, in the form that Triton's compiler takes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paged_mla_optimized.runtime.kernel_spec import FP_FUSION, STRIDE, KernelSpe
 from paged_mla_optimized.triton_compat.compilation import source_of
 from paged_mla_optimized.triton_compat.kernels import module_of, name_of, parameters_of
 
-Path = tuple[int, ...]  # index of a parameter, and of a record's field
+Path = tuple[int, ...]  # the index of a parameter, and then the index of a record's field
 
 _ALIGNED = [["tt.divisibility", 16]]
-_COMPILED = {"num_warps": 4, "num_stages": 3}  # options that shape code, unless a spec has others
+_COMPILED = {"num_warps": 4, "num_stages": 3}  # the defaults of options that affect the code
 _REGISTERS = "maxnreg"
 
 
@@ -25,10 +25,11 @@ class Job:
     Parameters
     ----------
     name : str
+        The name of the variant.
     spec : KernelSpec
     dtype : str
-        Of queries and new latents, as ``runtime/kernel_spec.py`` spells it; "i32" for the
-        kernels of a plan.
+        The dtype of queries and new latents, in the spelling of ``runtime/kernel_spec.py``; "i32"
+        for the kernels of a plan.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Job:
     dtype: str
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what travels to another process: of the kernel, where it is found."""
+        """Return the pickled state, with the module and the name of the kernel in its place."""
         spec = self.spec
         found = (module_of(spec.kernel), name_of(spec.kernel))
         return {
@@ -57,12 +58,12 @@ class Job:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Value of each constant by its name, of those in records too."""
+        """The value of each constant by its name, including the fields of records."""
         return self.spec.flat_constants
 
     @property
     def source(self) -> Any:
-        """The kernel as Triton's compiler wants it."""
+        """The source object of Triton's compiler."""
         return source_of(self.kernel, self.signature, self.compiled_in, self.attributes)
 
     @property
@@ -73,7 +74,7 @@ class Job:
 
     @property
     def signature(self) -> dict[str, Any]:
-        """Type of each argument, in order; of a record, a record of types."""
+        """The type of each argument, in order; for a record, a record of types."""
         return {name: _signed(value) for name, value in self._types().items()}
 
     @property
@@ -90,7 +91,7 @@ class Job:
 
     @property
     def attributes(self) -> dict[Path, list[list[Any]]]:
-        """Which arguments are aligned to 16."""
+        """The alignment attribute of each argument that is aligned to 16."""
         found: dict[Path, list[list[Any]]] = {}
         for number, value in enumerate(self._types().values()):
             for path, one in _by_path(number, value).items():
@@ -100,12 +101,12 @@ class Job:
 
     @property
     def identity(self) -> Hashable:
-        """What tells this job from every other one."""
+        """A key that differs between any two jobs with different code."""
         parts = (self.compiled_in, self.signature, self.attributes, self.options)
         return name_of(self.kernel), *(tuple((k, str(v)) for k, v in p.items()) for p in parts)
 
     def features(self) -> Iterator[tuple[str, str]]:
-        """Yield what else than its name describes a job: constants, types and options."""
+        """Yield the name and the value of each constant, type and option."""
         yield from ((name.lower(), str(value)) for name, value in self.constants.items())
         for name, value in self._types().items():
             if name not in self.spec.constants:
@@ -113,7 +114,7 @@ class Job:
         yield from ((name, str(value)) for name, value in self.options.items())
 
     def _types(self) -> dict[str, Any]:
-        """Return the type of each parameter with what Triton looks at, and "constexpr"."""
+        """Return the type of each parameter with its alignment, or "constexpr"."""
         found: dict[str, Any] = {}
         for parameter in parameters_of(self.kernel):
             name = parameter.name
@@ -130,26 +131,26 @@ class Job:
         return found
 
 
-_VALUES = {"i32:1": 1, None: None}  # of types that are constants
+_VALUES = {"i32:1": 1, None: None}  # the values of types that Triton makes constants
 
 
 def _each(value: Any, change: Any) -> Any:
-    """Return a record with every field changed, or what else it is."""
+    """Return a record with `change` applied to every field, or `change` of another value."""
     return type(value)(*map(change, value)) if isinstance(value, tuple) else change(value)
 
 
 def _seen(type_: str | None) -> str | None:
-    """Return a type that Triton specialises on: tensors are aligned to 16."""
+    """Return the type of a parameter that Triton specializes on: tensors are aligned to 16."""
     return f"{type_}:16" if type_ is not None and type_.startswith("*") else type_
 
 
 def _unseen(type_: str) -> str:
-    """Return a type that Triton does not specialise on."""
+    """Return the type of a parameter that Triton does not specialize on."""
     return type_.partition(":")[0]
 
 
 def _signed(value: Any) -> Any:
-    """Return a type as a signature has it."""
+    """Return a type in the form of a signature."""
     if isinstance(value, tuple):
         return type(value)(*map(_signed, value))
     if value in _VALUES:
@@ -158,7 +159,7 @@ def _signed(value: Any) -> Any:
 
 
 def _by_path(number: int, value: Any) -> dict[Path, Any]:
-    """Return the leaves of a parameter's value by path."""
+    """Return the values of a parameter by path: one for each field of a record."""
     if isinstance(value, tuple):
         return {(number, field): one for field, one in enumerate(value)}
     return {(number,): value}

@@ -1,14 +1,14 @@
-"""Which kernel variants exist for an architecture, as the compiler wants them described.
+"""The kernel variants of an architecture, as jobs for the compiler.
 
-The folder of each operation says which variants of its kernels there are, in ``jobs.py``; so do
-``planning`` and ``serving`` of theirs. Every combination of what shapes code is compiled once.
+``jobs.py`` in the folder of each operation, in ``planning`` and in ``serving`` lists the variants
+of its kernels. Every combination of values that affect the code is compiled once.
 
-Numbers that are compiled in, ``num_heads``, block size, capacities, and the widths of kernels that
-take any, have too many values for that. Most are factors and divisors, for which ptxas still orders
-instructions in ways of their own, so each variant takes one value of each by turns, see
-``planning/axes.py``.
+Numbers that are compiled in have too many values for that: ``num_heads``, block size, capacities,
+and the widths of kernels that support any width. Most are factors and divisors, but ptxas orders
+instructions differently for them. Each variant therefore uses one value of each number, and the
+values alternate between variants; see ``planning/axes.py``.
 
-Tensors and their strides are aligned to 16, and the blocks of a cache follow each other.
+Tensors and their strides are aligned to 16, and the blocks of a cache are contiguous.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SAMPLED_ATTEND = 2
 
 
 def jobs_of_arch(arch: str) -> list[Job]:
-    """Return every distinct variant of every kernel, each by a name of its own.
+    """Return every distinct variant of every kernel, each with a unique name.
 
-    A name that another variant has goes on with what is not that one's.
+    If two variants have the same name, the features that differ are added to the second name.
     """
     jobs: dict[str, Job] = {}
     seen = set()
@@ -50,7 +50,7 @@ def jobs_of_arch(arch: str) -> list[Job]:
 def sample_of(jobs: list[Job]) -> list[Job]:
     """Return one variant of each kernel, and two of each attend kernel, the same in every run.
 
-    Those two are the first variant and one from the middle of the list.
+    The two variants are the first one and one from the middle of the list.
     """
     by_kernel: dict[str, list[Job]] = {}
     for job in jobs:
@@ -63,7 +63,7 @@ def sample_of(jobs: list[Job]) -> list[Job]:
 
 
 def _differences(first: Job, job: Job) -> Iterator[str]:
-    """Yield what a variant has, and another one of its name has not."""
+    """Yield the features of `job` that differ from those of `first`."""
     one = dict(first.features())
     for name, value in job.features():
         if one.get(name) != value:
@@ -71,7 +71,7 @@ def _differences(first: Job, job: Job) -> Iterator[str]:
 
 
 def _jobs(arch: str) -> Iterator[Job]:
-    """Yield variants of every kernel, some of them several times."""
+    """Yield the variants of every kernel, some of them several times."""
     folders = [folder.name for folder in pkgutil.iter_modules(operations.__path__) if folder.ispkg]
     packages = [f"{operations.__name__}.{name}" for name in folders]
     for package in (*packages, planning.__name__, serving.__name__):

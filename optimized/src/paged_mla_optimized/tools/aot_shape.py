@@ -1,4 +1,4 @@
-"""Which options shape the code of a kernel: a launch is held against what is compiled."""
+"""The constants that affect the code of a kernel; tests compare launches with compiled variants."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ _NUMBERS = {
     *("num_heads", "block_size", "BLOCK_SIZE", "block_rows", "SEARCH_STEPS", "ROWS", "ALL_ROWS"),
     *("WINDOW", "PROGRAMS", "HEADS", "TILES", "L2_KEYS", "scale", "COLUMNS", "WORLD", "INTERLEAVE"),
 }
-_FEW_OR_NONE = {"TREE_WORDS", "FIXED_SPLITS", "ROW_SHARE", "SCALES"}  # without them: less code
+_FEW_OR_NONE = {"TREE_WORDS", "FIXED_SPLITS", "ROW_SHARE", "SCALES"}  # 0 removes code
 _WIDTHS = {"R", "P", "LINE", "SHARES", "NOPE", "WIDE", "ROPE", "V"}
 
 
 def shape(kernel: Any, constants: Mapping[str, Any]) -> Hashable:
-    """Return what shapes the code of a kernel: its constants, but of numbers only whether they are.
+    """Return a key of the constants that affect the code of a kernel.
 
-    Widths are numbers too where they are not those of `SERVED`, and a kernel takes any.
+    The key contains constants with their values, but not the numbers in ``_NUMBERS`` and strides.
+    It contains only whether a constant in ``_FEW_OR_NONE`` is above 0. It leaves out the widths of
+    a portable kernel, unless they are those of ``SERVED``.
     """
     kept: dict[str, Any] = {}
     is_whole = is_gluon(kernel) or (constants.get("R"), constants.get("P", 64)) == SERVED

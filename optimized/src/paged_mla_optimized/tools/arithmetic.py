@@ -1,7 +1,7 @@
-"""Which floating-point instructions compiled kernels may hold, on each architecture, and why.
+"""The floating-point instructions that compiled kernels may contain, by architecture.
 
-``python -m paged_mla_optimized.tools.arithmetic --page optimized/docs/arithmetic.md`` writes the
-table. The ahead-of-time compilation (``aot.py``) refuses a variant that holds any other.
+``python -m paged_mla_optimized.tools.arithmetic --page optimized/docs/arithmetic.md`` writes them
+as a table. In the ahead-of-time compilation (``aot.py``) a variant with another instruction fails.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from paged_mla_optimized.tools.aot_job import Job
 from paged_mla_optimized.triton_compat.kernels import name_of
 
 EVERY = frozenset(SHARED_MEMORY)
-"""Architectures."""
+"""All architectures."""
 
 _INSTRUCTION = re.compile(r"(?:^|[{;])\s*(?:@!?%?\w+\s+)?([a-z]\w*(?:(?:\.|::)\w+)+)", re.MULTILINE)
-"""Names in PTX, at the begin of a line or inside the braces of inline assembly."""
+"""Names in PTX, at the start of a line or inside the braces of inline assembly."""
 _ARITHMETIC = re.compile(
     r"cvt\.|cp\.reduce\.|(?:mma|wmma)\.|wgmma\.mma|tcgen05\.mma|(?:ex2|lg2|rcp|sqrt|rsqrt|sin|cos|tanh)\."
     r"|.*\.(?:ftz|approx|full|sat|relu|(?:u?e\dm\d|ue8m0|tf32|bf16|f16)(?:x\d)?|f32|f32x2|f64)\b"
@@ -29,7 +29,7 @@ _ARITHMETIC = re.compile(
 _NO_ARITHMETIC = re.compile(r"(?:ld|st|mov|selp|cp(?!\.reduce)|shfl)\b(?!.*\.ftz)")
 
 _WEIGHING = "attention, prefill, joins, merges"
-"""What makes, weighs and joins answers, whose budgets allow for approximations."""
+"""Kernels that compute and merge outputs, whose tolerances allow approximations."""
 _KERNELS = {
     "all": re.compile(r"\w+"),
     _WEIGHING: re.compile(
@@ -39,35 +39,36 @@ _KERNELS = {
     "decode on Hopper": re.compile(r"decode_\w+"),
     "`decode_tile_fp8`": re.compile("decode_tile_fp8_kernel"),
 }
-"""Names of kernels, by how the page spells them."""
+"""Patterns of the kernels' names, by their description on the page."""
 _COLUMNS = ("what", "PTX", "rounding", "subnormal", "kernels", "architectures", "rules")
 _HEAD = f"| {' | '.join(_COLUMNS)} |"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
-    """Instructions that kernels may hold.
+    """A group of instructions that kernels may contain.
 
     Parameters
     ----------
     what : str
-        What they compute.
+        A description of their computation.
     names : str
         A pattern of their names in PTX.
     rounding : str
-        To which number, saturation included.
+        The rounding and the saturation of their results.
     subnormal : str
-        What becomes of subnormal numbers.
+        The treatment of subnormal numbers.
     why : str
-        What the rules need, and why this satisfies it.
+        The requirement of the rules, and the reason why the instructions satisfy it.
     archs : frozenset of str
-        Architectures, :data:`EVERY` of them or some.
+        The architectures with these instructions; :data:`EVERY` by default.
     kernels : str
-        Those that may hold them, a key of ``_KERNELS``.
+        The kernels that may contain them, a key of ``_KERNELS``.
     dtypes : frozenset of str
-        Of queries and new latents, as ``runtime/kernel_spec.py`` spells them; empty for all.
+        The dtypes of queries and new latents of these kernels, in the spelling of
+        ``runtime/kernel_spec.py``; empty for all.
     constants : dict
-        What kernels are compiled for.
+        Constants that these kernels are compiled with.
     """
 
     what: str
@@ -81,7 +82,7 @@ class Allowed:
     constants: Mapping[str, str] = field(default_factory=dict)
 
     def allows(self, name: str, job: Job, arch: str) -> bool:
-        """Return whether a kernel for `arch` may hold an instruction of this name."""
+        """Return whether the kernel of `job` for `arch` may contain the instruction `name`."""
         return (
             arch in self.archs
             and re.fullmatch(self.names, name) is not None
@@ -106,14 +107,14 @@ ALLOWED = (
         names=r"cvt\.(f32\.(f16|bf16)|f64\.f32)",
         rounding=_EXACT,
         subnormal=_KEPT,
-        why="Every number has its place in the wider type.",
+        why="The wider type represents every number.",
     ),
     Allowed(
         what="float32 to fp16 or bf16, float64 to float32",
         names=r"cvt\.rn\.((f16|f16x2|bf16|bf16x2)\.f32|f32\.f64)",
-        rounding=f"{_TO_NEAREST}; past the largest number infinite",
+        rounding=f"{_TO_NEAREST}; infinite above the largest number",
         subnormal=_KEPT,
-        why="S-11, S-12: what is stored is rounded once, to the problem's dtype. Answers too.",
+        why="S-11, S-12: stored values and outputs are rounded once, to the problem's dtype.",
     ),
     Allowed(
         what="float32 to e4m3",
@@ -152,7 +153,7 @@ ALLOWED = (
         names=r"cvt\.rpi\.ftz\.f32\.f32",
         rounding="up",
         subnormal="flushed to 0",
-        why="S-5: any number near the largest score serves as the one that is subtracted.",
+        why="S-5: the softmax may subtract any number near the largest score.",
         archs=frozenset({"sm90"}),
         kernels="decode on Hopper",
     ),
@@ -161,20 +162,21 @@ ALLOWED = (
         names=r"(add|sub|mul)(\.rn)?\.f32(x2)?|add\.rn\.f32\.(f16|bf16)|fma\.rn\.f32(x2)?",
         rounding=f"{_TO_NEAREST}; a product and a sum may be one fma, see below",
         subnormal=_KEPT,
-        why="S-5, S-12: the budgets count a rounding each. S-11: `fma` is asked for by name.",
+        why="S-5, S-12: the tolerances count one rounding for each. S-11: kernels call `fma` by "
+        "name.",
     ),
     Allowed(
         what="sums, differences and products of float64",
         names=r"(add|sub|mul)(\.rn)?\.f64|fma\.rn\.f64|neg\.f64",
         rounding=_TO_NEAREST,
         subnormal=_KEPT,
-        why="S-12: float32 rows are rotated in float64 and are right to their last bit.",
+        why="S-12: float32 rows are rotated in float64 and are exact to their last bit.",
         dtypes=frozenset({"fp32"}),
     ),
     Allowed(
         what="products of fp16",
         names=r"mul(\.rn)?\.f16(x2)?",
-        rounding=f"{_TO_NEAREST}; exact where codes are decoded, by powers of two",
+        rounding=f"{_TO_NEAREST}; exact for the decoding of codes by powers of two",
         subnormal=_KEPT,
         why="S-11: e4m3 codes as bits of fp16 are 2^8 too small. S-5: ratios of scales on Hopper.",
     ),
@@ -183,14 +185,15 @@ ALLOWED = (
         names=r"div\.rn\.f32",
         rounding=_TO_NEAREST,
         subnormal=_KEPT,
-        why="S-11: scales, and what codes are made of, are the quotients of the rule.",
+        why="S-11: scales, and the values before their conversion to codes, are quotients.",
     ),
     Allowed(
         what="quotients, powers of two and logarithms, approximately",
         names=r"div\.full\.f32|ex2\.approx(\.ftz)?\.f32|fma\.rn\.ftz\.f32",
         rounding="within 2 ulp",
         subnormal="flushed to 0 by `.ftz`",
-        why="S-5, S-7, S-8: within the budgets of weights and of the lse. S-11 and S-12 need none.",
+        why="S-5, S-7, S-8: the errors are within the tolerances of weights and of the lse. "
+        "S-11 and S-12 do not use them.",
         kernels=_WEIGHING,
     ),
     Allowed(
@@ -200,7 +203,7 @@ ALLOWED = (
         r"|tcgen05\.mma\.cta_group::1\.kind::f16",
         rounding="exact products, summed in float32",
         subnormal=_KEPT,
-        why="S-5: the budget counts the sum's roundings.",
+        why="S-5: the tolerance counts the roundings of the sum.",
         dtypes=frozenset({"fp16", "bf16"}),
         kernels=_WEIGHING,
     ),
@@ -210,8 +213,8 @@ ALLOWED = (
         r"|wgmma\.mma_async\.sync\.aligned\.m64n\d+k8\.f32\.tf32\.tf32",
         rounding="exact products of fp16 queries and bf16 keys, summed in float32",
         subnormal=_KEPT,
-        why="S-11: `fp8_ds_mla` keeps k_pe in bf16. tf32 holds fp16 and bf16 exactly. Products of "
-        "float32 take none: they are sums of `fma.rn.f32`.",
+        why="S-11: `fp8_ds_mla` stores k_pe in bf16. tf32 represents fp16 and bf16 exactly. "
+        "Products of float32 do not use tf32: they are sums of `fma.rn.f32`.",
         kernels="attention over `fp8_ds_mla`",
         dtypes=frozenset({"fp16"}),
         constants={"SCALES": "inline"},
@@ -221,7 +224,7 @@ ALLOWED = (
         names=r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3",
         rounding="exact products, summed in fewer bits than float32 has",
         subnormal=_KEPT,
-        why='S-5: `products="fast"` alone, with a budget of its own.',
+        why='S-5: only for `products="fast"`, which has its own tolerance.',
         archs=frozenset({"sm90"}),
         kernels="`decode_tile_fp8`",
     ),
@@ -231,10 +234,10 @@ ALLOWED = (
         r"|setp\.\w+(\.(and|or|xor))?\.(f16|bf16|f32)",
         rounding=_EXACT,
         subnormal=_KEPT,
-        why="Without `.NaN` a maximum passes over NaN.",
+        why="Without `.NaN` a maximum ignores NaN.",
     ),
 )
-"""Every instruction that computes with floating-point numbers, or converts."""
+"""All allowed instructions that compute with floating-point numbers or convert numbers."""
 
 
 def arithmetic_of(ptx: str) -> set[str]:
@@ -245,7 +248,7 @@ def arithmetic_of(ptx: str) -> set[str]:
 
 
 def unlisted(ptx: str, job: Job, arch: str) -> list[str]:
-    """Return the instructions in a kernel's PTX that :data:`ALLOWED` does not have for it."""
+    """Return the instructions in a kernel's PTX that :data:`ALLOWED` does not allow in it."""
     return [
         name
         for name in sorted(arithmetic_of(ptx))
@@ -275,7 +278,7 @@ def table() -> str:
 
 
 def _spelled(names: str) -> list[str]:
-    """Return patterns without what only a pattern needs; alternatives inside one stand as a/b."""
+    """Return the patterns in readable form: without escapes, and with alternatives as a/b."""
     for pattern, plain in (("\\.", "."), ("\\w+", "*"), ("\\d+", "*"), ("[us]", "(u|s)")):
         names = names.replace(pattern, plain)
     depth, parts = 0, [""]
@@ -289,7 +292,7 @@ def _spelled(names: str) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the table into the page that has it; return the exit status."""
+    """Replace the table in a Markdown page; return the exit status."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.arithmetic")
     parser.add_argument("--page", type=Path, metavar="MARKDOWN", required=True)
     path = parser.parse_args(arguments).page

@@ -1,7 +1,8 @@
-"""What `check` costs a step: ``python -m paged_mla_optimized.tools.check_cost``.
+"""Measure the time of the checks of a step: ``python -m paged_mla_optimized.tools.check_cost``.
 
-A decode step of 256 rows of 4096 tokens in blocks of 64, as a plan has it checked and, given a
-cache, as the first layer has. On a CPU it is the host's part; on a GPU copies and waiting too.
+The step is a decode step of 256 rows of 4096 tokens in blocks of 64. Without a cache the times are
+those of the checks of a plan; with a cache they are those of the first layer. On a CPU the times
+are those of the host; on a GPU they include copies and waiting.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ROWS, SEQ_LEN, BLOCK_SIZE, REPEATS = 256, 4096, 64, 20
 
 
 def milliseconds(cache_format: str, device: str, *, has_cache: bool) -> float:
-    """Return the median of one check."""
+    """Return the median milliseconds of one check."""
     config = MlaConfig(
         num_heads=128,
         softmax_scale=192**-0.5,
@@ -53,7 +54,7 @@ def main() -> None:
     """Print a line for each kind of check."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for cache_format, has_cache in (("bf16", False), ("fp8_e4m3", True), ("fp8_block_token", True)):
-        given = f"given a cache {cache_format}" if has_cache else "without a cache"
+        given = f"with a cache of format {cache_format}" if has_cache else "without a cache"
         cost = milliseconds(cache_format, device, has_cache=has_cache)
         sys.stdout.write(f"{cost:6.1f} ms on {device}, {given}\n")
 

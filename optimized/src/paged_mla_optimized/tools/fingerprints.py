@@ -1,25 +1,29 @@
-"""Shows that a change of the sources leaves the instructions of kernels alone.
+"""Check that a change of the sources does not change the instructions of kernels.
 
 ``python -m paged_mla_optimized.tools.fingerprints`` compares every kernel variant of every
-architecture with the fingerprints in ``optimized/fingerprints``. It names those that differ and
-exits 1 if there are any. ``--renew`` writes the fingerprints of today instead. It needs no GPU.
+architecture with the fingerprints in ``optimized/fingerprints``. It prints the variants that differ
+and exits with 1 if there are any. With ``--renew`` it writes the current fingerprints instead. It
+needs no GPU.
 
-A fingerprint is a hash of what the first stage of Triton's compiler makes of a kernel: its
-intermediate representation, in which all functions are inlined, without names and source lines.
-The hash covers the options of the compiler too. The later stages see nothing else, so variants with
-equal fingerprints have equal PTX, but for the order of a kernel's parameters: a fingerprint numbers
-arguments by their first use. Moving code between functions, renaming, and another order of
-parameters, in records or not, change no fingerprint. Nor does the order in which constants are
-first named, of which no instructions are made.
-A variant whose fingerprint differs may have the same machine code all the same: ``--tree FOLDER``
-compiles it from these sources and from another checkout of this repository, and compares that.
+A fingerprint is a hash of the result of the first stage of Triton's compiler: the intermediate
+representation of a kernel, in which all functions are inlined, without names and source lines. The
+hash also covers the options of the compiler. The later stages have no other input, so variants with
+equal fingerprints have equal PTX, except for the order of the kernel's parameters, because a
+fingerprint numbers arguments by their first use. Moving code between functions, renaming, and
+another order of parameters, in records or not, change no fingerprint. The order of the first uses
+of constants changes no fingerprint either; constants become no instructions.
 
-Source lines are left out because ptxas 12.8.93 reads them: with other line numbers it can name
-registers otherwise and move single instructions, even for a comment that is added above a kernel.
+A variant with another fingerprint may still have the same machine code. ``--tree FOLDER`` compiles
+the variant from these sources and from another checkout of this repository and compares the machine
+code.
 
-The first stage takes up to a second for each of some 16 thousand variants. Each line of a file
-therefore has a second hash, of a variant's sources, constants and options. Where that is known, the
-tool does not run the stage.
+The machine code is compiled without source lines, because ptxas 12.8.93 reads them: with other line
+numbers it can choose other registers and move single instructions, even if only a comment is added
+above a kernel.
+
+The first stage takes up to a second for each of about 16 thousand variants. Each line of a file
+therefore has a second hash, of a variant's sources, constants and options. If this hash is known,
+the tool does not run the stage.
 """
 
 from __future__ import annotations
@@ -54,16 +58,17 @@ _DIGITS = 12
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What one variant is compiled from.
+    """The hashes of one variant.
 
     Parameters
     ----------
     name : str
-        Of the variant, for people; it takes no part in comparisons.
+        The name of the variant, for messages; comparisons do not use it.
     source : str
-        Hash of the sources of a kernel and of what it calls, its constants and options.
+        The hash of the sources of a kernel and of the functions it calls, its constants and
+        options.
     meaning : str
-        Hash of the first stage's result.
+        The hash of the first stage's result.
     """
 
     name: str
@@ -78,25 +83,25 @@ def source_of(job: Job) -> str:
 
 
 def meaning_of(job: Job, arch: str) -> str:
-    """Return the hash of what the first stage of the compiler makes of a variant."""
+    """Return the hash of the result of the compiler's first stage for a variant."""
     settle_key(job.kernel)
     text = without_order(without_names(first_stage(job.source, arch, job.options)))
     return _hash(text, repr(sorted(job.options.items())))
 
 
 def without_names(text: str) -> str:
-    """Return the text of a module whose functions have numbers for names."""
+    """Return the text of a module with the names of functions replaced by numbers."""
     names = dict.fromkeys(re.findall(r"(?<=@)[\w$.]+", text))
     numbers = {name: f"f{number}" for number, name in enumerate(names)}
     return re.sub(r"(?<=@)[\w$.]+", lambda found: numbers[found[0]], text)
 
 
 def without_order(text: str) -> str:
-    """Return the text of a module whose order of constants and of arguments says nothing.
+    """Return the text of a module in a form without the order of constants and arguments.
 
-    Constants stand where they are used. The arguments of its one function are numbered by their
-    first use; those that it does not use follow, in the order of their types. Blocks inside the
-    function have arguments with further numbers, which change likewise.
+    Constants are written at their uses. The arguments of the module's one function are numbered by
+    their first use. Unused arguments follow, in the order of their types. The arguments of blocks
+    inside the function are numbered in the same way.
     """
     text = "\n".join(_with_constants(text.splitlines()))
     found = re.search(r"tt\.func [^(]*\((%arg.*)\) attributes", text)
@@ -115,7 +120,7 @@ def without_order(text: str) -> str:
 
 
 def _with_constants(lines: list[str]) -> Iterator[str]:
-    """Yield lines in which constants stand in place of their names, which blocks may give anew."""
+    """Yield lines with constants in place of their names; several blocks may use one name."""
     values: dict[str, str] = {}
     for line in lines:
         if defined := re.fullmatch(r" *(%\w+) = (arith\.constant .*)", line):
@@ -129,7 +134,7 @@ def _hash(*texts: str) -> str:
 
 
 def read(path: Path) -> dict[str, str]:
-    """Return the meanings in a file by source, none if they are of another Triton."""
+    """Return the meanings in a file by source hash; none if another Triton wrote the file."""
     if not path.exists():
         return {}
     version, *lines = path.read_text().splitlines()
@@ -139,7 +144,7 @@ def read(path: Path) -> dict[str, str]:
 
 
 def write(path: Path, found: list[Fingerprint]) -> None:
-    """Write the fingerprints of one architecture, in an order that names do not change."""
+    """Write the fingerprints of one architecture, sorted by their hashes."""
     lines = sorted(f"{one.source} {one.meaning}" for one in found)
     path.write_text("\n".join((_version(), *lines)) + "\n")
 
@@ -149,9 +154,9 @@ def _version() -> str:
 
 
 def fingerprints(arch: str, known: dict[str, str], workers: int) -> Iterator[Fingerprint]:
-    """Yield the fingerprint of each variant, at once for those whose sources are `known`."""
+    """Yield the fingerprint of each variant; the stage does not run for `known` sources."""
     jobs = jobs_of_arch(arch)
-    context = multiprocessing.get_context("spawn")  # Triton's compiler has threads of its own
+    context = multiprocessing.get_context("spawn")  # Triton's compiler starts threads
     made = partial(fingerprint_of, arch=arch, known=known)
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
         yield from pool.map(made, jobs, chunksize=8)
@@ -179,7 +184,7 @@ def codes(arch: str, names: list[str]) -> list[str]:
 
 
 def codes_of_tree(tree: Path, arch: str, names: list[str]) -> list[str]:
-    """Return :func:`codes` of another checkout, in a process that imports that."""
+    """Return :func:`codes` of another checkout, from a process that imports that checkout."""
     paths = [str(tree / package / "src") for package in ("optimized", "shared")]
     command = [sys.executable, __file__, "--arch", arch, "--code", *names]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -214,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _with_other_code(names: list[str], arch: str, tree: Path | None) -> list[str]:
-    """Return the variants whose machine code is not that of `tree`; without a tree, all."""
+    """Return the variants whose machine code differs from that of `tree`; all without a tree."""
     if tree is None or not names:
         return names
     both = zip(names, codes(arch, names), codes_of_tree(tree, arch, names), strict=True)
@@ -228,20 +233,22 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--arch", nargs="+", choices=SHARED_MEMORY, default=list(SHARED_MEMORY))
-    parser.add_argument("--renew", action="store_true", help="write the fingerprints of today")
-    parser.add_argument("--tree", type=Path, metavar="FOLDER", help="compile what differs in both")
+    parser.add_argument("--renew", action="store_true", help="write the current fingerprints")
+    parser.add_argument(
+        "--tree", type=Path, metavar="FOLDER", help="compare the machine code of this checkout"
+    )
     parser.add_argument("--code", nargs="+", metavar="VARIANT", help="print hashes of machine code")
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--workers", type=int, default=cores, help="processes; default: the cores")
+    parser.add_argument("--workers", type=int, default=cores, help="processes; default: one a core")
     options = parser.parse_args(arguments)
     if options.workers < 1:
         parser.error(f"--workers: got {options.workers}; allowed: 1 or more")
     if options.tree is not None and not (options.tree / "optimized" / "src").is_dir():
         parser.error(f"--tree: got {options.tree}; allowed: a checkout of this repository")
     if not FOLDER.is_dir():
-        parser.error(f"{FOLDER} is not there: this command runs from a clone of the repository")
+        parser.error(f"{FOLDER} does not exist; run this command from a clone of the repository")
     if is_interpreting():
-        parser.error("TRITON_INTERPRET is set: there is nothing to compile")
+        parser.error("TRITON_INTERPRET is set, so there is nothing to compile; unset it")
     return options
 
 

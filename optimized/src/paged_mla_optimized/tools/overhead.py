@@ -1,4 +1,4 @@
-"""What a step costs beside its arithmetic: launches, host time, graph memory, tree masks.
+"""Measure the overhead of a step: launches, host time, memory of graphs, masks of trees.
 
 ``python -m paged_mla_optimized.tools.overhead [--json PATH]`` needs a GPU.
 """
@@ -37,7 +37,7 @@ _LAYERS = 4
 
 @dataclass
 class _Step:
-    """Uniform rows of random contents on the device."""
+    """A step of rows with equal lengths and random contents on the device."""
 
     mla: PagedMla
     cu_seqlens_q: torch.Tensor
@@ -77,7 +77,7 @@ def _step(config: MlaConfig, rows: int, seq_len: int, query_len: int) -> _Step:
         return torch.randn(shape, device="cuda").to(config.dtype)
 
     mask = None
-    if config.is_tree:  # a chain spelled as a tree: the same keys as the causal rows
+    if config.is_tree:  # the tree is a chain, so that it attends to the same keys as causal rows
         mask = torch.ones(query_len, query_len, device="cuda").tril().bool().repeat(rows, 1).ravel()
     rank = config.kv_lora_rank
     q, kv = normal(tokens, config.num_heads, dim), normal(tokens, dim)
@@ -98,7 +98,7 @@ def _step(config: MlaConfig, rows: int, seq_len: int, query_len: int) -> _Step:
 
 
 def _graph_microseconds(run: Callable[[], None], inner: int = 20, repeats: int = 21) -> float:
-    """Return the median device time of `run` inside a graph of `inner` of them."""
+    """Return the median device time of one call of `run` in a graph of `inner` calls."""
     run()
     torch.cuda.synchronize()
     graph = capture(run, inner)
@@ -107,7 +107,10 @@ def _graph_microseconds(run: Callable[[], None], inner: int = 20, repeats: int =
 
 
 def _host_microseconds(run: Callable[[], None], inner: int = 100, repeats: int = 31) -> float:
-    """Return the median host time of `run`, with the device never far behind."""
+    """Return the median host time of one call of `run`.
+
+    The host waits for the device every `inner` calls, so that the launch queue does not fill up.
+    """
     run()
     times: list[float] = []
     for _ in range(repeats):
@@ -120,14 +123,14 @@ def _host_microseconds(run: Callable[[], None], inner: int = 100, repeats: int =
 
 
 def host_times() -> dict[str, float]:
-    """Return Python and launch time of each call in eager mode, microseconds."""
+    """Return the host time of each call in eager mode, in microseconds."""
     step = _step(_DECODE, rows=1, seq_len=64, query_len=1)
     step.plan()
     return {name: _host_microseconds(getattr(step, name)) for name in ("plan", "append", "attend")}
 
 
 def layer_times() -> dict[str, float]:
-    """Return device time of one row's plan and layer inside a graph, microseconds."""
+    """Return the device time of the calls of one row inside a graph, in microseconds."""
     times: dict[str, float] = {}
     for seq_len in (64, 8192):
         step = _step(_DECODE, rows=1, seq_len=seq_len, query_len=1)
@@ -138,7 +141,7 @@ def layer_times() -> dict[str, float]:
 
 
 def graph_memory() -> dict[str, int]:
-    """Return device bytes that each bucket of a four-layer step took, largest first."""
+    """Return the device bytes of the graph of each bucket, for a step of four layers."""
     config = _DECODE
     mla = PagedMla(config)
     dim = config.kv_lora_rank + config.qk_rope_head_dim
@@ -155,7 +158,7 @@ def graph_memory() -> dict[str, int]:
             kv = view.tokens["kv"]
             mla.append(kv[:, :rank], kv[:, rank:], cache)
             out, _ = mla.attend(hidden[..., :rank], hidden[..., rank:], cache)
-            hidden = torch.cat([out, hidden[..., rank:]], dim=-1)  # a layer's own memory
+            hidden = torch.cat([out, hidden[..., rank:]], dim=-1)  # allocates memory in each layer
         return hidden
 
     buckets = [Bucket(rows, rows) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
@@ -164,7 +167,10 @@ def graph_memory() -> dict[str, int]:
 
 
 def tree_against_chain() -> dict[str, float]:
-    """Return device time of verifying 8 drafts in 32 rows of 8192 keys, microseconds."""
+    """Return the device time, in microseconds, of verifying 8 drafts in 32 rows of 8192 keys.
+
+    The drafts are a chain, and the same chain as a tree.
+    """
     chain = replace(_DECODE, max_rows=32)
     tree = replace(chain, mask="tree:qlen", max_draft_tokens=8)
     times: dict[str, float] = {}
@@ -179,14 +185,14 @@ def tree_against_chain() -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, print and write."""
+    """Measure, print and, with ``--json``, write the numbers."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.overhead", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args(arguments)
     if options.json and not options.json.parent.is_dir():
-        parser.error(f"--json: got {options.json}; allowed: a file in a folder that is there")
+        parser.error(f"--json: got {options.json}; allowed: a file in an existing folder")
     if not torch.cuda.is_available():
-        parser.error("torch finds no GPU")
+        parser.error("torch finds no GPU; run this command on a machine with one")
     figures: dict[str, Any] = {
         **device_record(),
         "host_us": host_times(),

@@ -1,4 +1,4 @@
-"""What ptxas has been seen to do wrong, or slowly, looked for in the instructions it left."""
+"""Find known faults and slow code of ptxas in the instructions of a compiled kernel."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _LINE = re.compile(
     r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+) )?(\S+)\s*([^;&?]*?)\s*(?:[&?].*?)?;",
     re.MULTILINE,
 )
-"""Address, predicate, name and operands; cuobjdump of CUDA 12.8 also lists what each instruction
-waits for on sm100 and sm120, behind ``&`` and ``?``."""
+"""Address, predicate, name and operands. On sm100 and sm120 cuobjdump of CUDA 12.8 also prints the
+waits of each instruction, after ``&`` and ``?``."""
 _NO_RESULT = re.compile(
     r"ACQBULK|ARRIVES|BAR|BRA|BREAK|BRX|BSSY|BSYNC|CALL|CCTL|DEPBAR|DSETP|ERRBAR|EXIT|FENCE|FSETP|"
     r"HSETP2|ISETP|KILL|LDGDEPBAR|LDGSTS|MEMBAR|NOP|PLOP3|PREEXIT|R2UR|RED|RET|ST[GLS]?|STSM|SYNCS|"
     r"UTMACCTL|UTMALDG|USETMAXREG|VOTEU|WARPGROUP|WARPSYNC"
-)  # in registers of a thread
-_OPERAND_REGISTERS = 4  # of a thread, for one product: 64 rows by 32 bytes
-_FAR = 99  # products behind which nothing is remembered
+)  # instructions without a result in registers of a thread
+_OPERAND_REGISTERS = 4  # registers of a thread for an operand of 64 rows by 32 bytes
+_FAR = 99  # a number of groups larger than any that is recorded
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Instruction:
 
     @property
     def is_product(self) -> bool:
-        """Whether a warpgroup's tensor cores take it, and run beside what follows."""
+        """Whether it is an asynchronous product of a warp group on tensor cores."""
         return self.kind.endswith("GMMA")
 
     def __str__(self) -> str:
         return f"{self.name} {', '.join(self.operands)}"
 
 
-@lru_cache(maxsize=1)  # each check of a kernel reads them
+@lru_cache(maxsize=1)  # every check of a kernel uses the result
 def instructions(sass: str) -> tuple[Instruction, ...]:
     """Return the instructions of a disassembled kernel."""
     return tuple(
@@ -56,9 +56,9 @@ def instructions(sass: str) -> tuple[Instruction, ...]:
 
 
 def lost_signs(sass: str) -> list[str]:
-    """Return minima and maxima of sums of uniform registers, of which one was copied for that.
+    """Return minima and maxima of a sum of two uniform registers, one of them copied for it.
 
-    None of the kernels asks for such a sum. ptxas 12.8 has made it of a difference.
+    No kernel computes a sum of this kind. ptxas 12.8 has made it from a difference.
     """
     copied: set[str] = set()
     found = []
@@ -75,17 +75,16 @@ def lost_signs(sass: str) -> list[str]:
 
 
 def overwritten_operands(sass: str) -> list[str]:
-    """Return what writes a register that a product on Hopper may not have read yet.
+    """Return the instructions that write a register which a product on Hopper may not have read.
 
-    Products run beside what follows, and read operands from registers until they are waited for.
-    ptxas 12.9 has used such registers anew before that
-    (https://github.com/triton-lang/triton/pull/11781).
+    Products are asynchronous: they may read their operands from registers until a wait. ptxas 12.9
+    has reused the registers before the wait (https://github.com/triton-lang/triton/pull/11781).
     """
     code = instructions(sass)
     following = _following(code)
     found: dict[int, str] = {}
-    # Before each instruction: registers that products read, and how many groups of products were
-    # begun since, their own included. Of several ways there, the one that was shortest ago counts.
+    # For each instruction: the registers that earlier products read, and the number of groups of
+    # products since then, their own included. With several paths the smallest number counts.
     read: list[dict[int, int] | None] = [None] * len(code)
     entered = {target for targets in following for target in targets} - {0}
     pending = [number for number in range(len(code)) if number not in entered]
@@ -107,11 +106,11 @@ def overwritten_operands(sass: str) -> list[str]:
 
 
 def serialized_products(sass: str) -> list[str]:
-    """Return all products on Hopper if each is waited for before the next begins.
+    """Return all products on Hopper if there is a wait for each before the next one starts.
 
-    ptxas makes a kernel so where the registers of one of its loops do not hold what products under
-    way read. It says so in a warning that Triton does not show, and answers are right: only time
-    tells.
+    ptxas serializes all products of a kernel if the operands of running products do not fit the
+    registers of one of its loops. It prints a warning, which Triton does not show. The outputs are
+    correct, but the kernel is slower.
     """
     steps = [one for one in instructions(sass) if one.is_product or _under_way(one) is not None]
     waited_for = [
@@ -121,13 +120,13 @@ def serialized_products(sass: str) -> list[str]:
 
 
 def _under_way(instruction: Instruction) -> int | None:
-    """Return how many groups of products a wait leaves under way; None if it is no wait."""
+    """Return the number of groups that a wait leaves running; None for another instruction."""
     is_wait = instruction.name.startswith("WARPGROUP.DEPBAR")
     return int(instruction.operands[-1], 16) if is_wait else None
 
 
 def _after(instruction: Instruction, read: dict[int, int]) -> dict[int, int]:
-    """Return what products read behind an instruction."""
+    """Return the registers that products may still read after an instruction."""
     if instruction.is_product:
         read = read | dict.fromkeys(_operand(instruction), 0)
         if "gsb0" in instruction.operands:  # ends a group
@@ -166,7 +165,7 @@ def _results(instruction: Instruction) -> set[int]:
 
 
 def _width(instruction: Instruction) -> int:
-    """Return how many registers an instruction writes."""
+    """Return the number of registers that an instruction writes."""
     kind, modifiers = instruction.kind, instruction.name.split(".")[1:]
     if instruction.is_product:
         columns = re.search(r"64x(\d+)x", instruction.name)
@@ -181,7 +180,7 @@ def _width(instruction: Instruction) -> int:
 
 
 def _following(code: tuple[Instruction, ...]) -> list[list[int]]:
-    """Return for each instruction the numbers of those that may be next."""
+    """Return for each instruction the numbers of the instructions that may follow it."""
     at = {instruction.address: number for number, instruction in enumerate(code)}
     following: list[list[int]] = []
     for number, instruction in enumerate(code):

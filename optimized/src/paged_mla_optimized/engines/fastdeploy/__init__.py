@@ -1,5 +1,5 @@
-"""What takes the place of FastDeploy's latent attention.
+"""A replacement for FastDeploy's latent attention.
 
-FastDeploy names its backends in an enum of its own, and no package can register one: a subclass of
-``MLAAttentionBackend`` calls this where ``k`` is ``None``, as the page on engines shows.
+FastDeploy lists its backends in an enum, and other packages cannot register a backend. A subclass
+of ``MLAAttentionBackend`` calls this package if ``k`` is ``None``; docs/engines.md shows how.
 """

@@ -1,10 +1,15 @@
-"""Decode rows of FastDeploy's steps: no FastDeploy and no Paddle here.
+"""The decode rows of FastDeploy's steps. This file imports neither FastDeploy nor Paddle.
 
-Its tensors come as torch's through DLPack. Conversions: a row's context and its new tokens are
-counted apart; rows of prompts stand among the others, are answered by another call and added, so
-that they get zeros here; rows without new tokens keep the lengths of an earlier step; lengths are
-columns, and some have a line for every request that may run; a cache has an axis of one head;
-queries and answers of all heads are one line.
+The caller passes FastDeploy's tensors as torch tensors through DLPack. This file converts these
+conventions of FastDeploy:
+
+* It counts the cached tokens and the new tokens of a row separately.
+* Prefill rows are between the decode rows. Another call computes them, and FastDeploy adds both
+  outputs, so this file returns zeros for them.
+* Rows without new tokens keep the lengths of an earlier step.
+* Tensors of lengths are columns, and some have a line for every request that may run.
+* A cache has an axis for its one head.
+* The queries and the outputs of all heads are joined in one line for each token.
 """
 
 from __future__ import annotations
@@ -23,21 +28,24 @@ def decode_lens(
     seq_lens_decoder: torch.Tensor,
     seq_lens_this_time: torch.Tensor,
 ) -> torch.Tensor:
-    """Return ``seq_lens`` as rules S-2 and S-6 have them, int32 [B], on the device.
+    """Return the ``seq_lens`` of rules S-2 and S-6, int32 [B], on the device.
+
+    They are 0 for prefill rows and for rows without new tokens.
 
     Parameters
     ----------
     seq_lens_encoder : int32 [N] or [N, 1]
-        New tokens of prompts. N is at least B: what is past the requests that run is not read.
+        The number of new tokens of prefill rows, 0 for decode rows. N is at least B; the function
+        does not read entries after the first B.
     seq_lens_decoder : int32 [N] or [N, 1]
-        Cached tokens, those of this step not among them.
+        The number of cached tokens, without the tokens of this step.
     seq_lens_this_time : int32 [B] or [B, 1]
-        New tokens of any kind.
+        The number of new tokens, of prefill rows and of decode rows.
 
     Raises
     ------
     InvalidArgument
-        One of them has another shape, dtype or device, or fewer lines.
+        A tensor has another shape, dtype or device, or fewer than B entries.
     """
     new = _column("seq_lens_this_time", seq_lens_this_time)
     prompt = _column("seq_lens_encoder", seq_lens_encoder, new)
@@ -47,26 +55,26 @@ def decode_lens(
 
 
 class LatentAttention:
-    """What ``decode_mla_write_cache`` and ``multi_head_latent_attention`` do.
+    """A replacement for ``decode_mla_write_cache`` and ``multi_head_latent_attention``.
 
     Parameters
     ----------
     mla : PagedMla
-        Its config without a rope: FastDeploy rotates before it calls.
+        Its config must have no rope, because FastDeploy rotates queries and keys itself.
     query_len : int
-        New tokens of a row with all its drafts; rows of prompts do not count.
+        The number of new tokens of a decode row with all its drafts.
 
     Raises
     ------
     InvalidArgument
-        `mla` is none, or has a rope.
+        `mla` is not a :class:`PagedMla`, or its config has a rope.
     """
 
     def __init__(self, mla: PagedMla, query_len: int = 1) -> None:
         check_kind("mla", mla, PagedMla)
         if mla.config.rope is not None:
-            allowed = "one without a rope: FastDeploy rotates before it calls"
-            raise InvalidArgument("mla", f"one with {mla.config.rope}", allowed)
+            allowed = "a PagedMla without a rope, because FastDeploy rotates queries and keys"
+            raise InvalidArgument("mla", f"a PagedMla with {mla.config.rope}", allowed)
         self.mla, self.query_len = mla, query_len
 
     def plan(
@@ -79,18 +87,23 @@ class LatentAttention:
         *,
         num_tokens: int,
     ) -> None:
-        """Describe a step, once for all layers: ``init_attention_metadata``.
+        """Plan a step once for all layers, in place of ``init_attention_metadata``.
 
         Parameters
         ----------
         seq_lens_encoder, seq_lens_decoder, seq_lens_this_time
-            As for :func:`decode_lens`.
+            The arguments of :func:`decode_lens`.
         cu_seqlens_q : int32 [B + 1], or longer
             Prefix sums of ``seq_lens_this_time``.
         block_tables : int32 [N, M]
-            Entries past a row's last block hold -1, or anything.
+            Entries after the last block of a row may have any value, for example -1.
         num_tokens : int
-            Lines of the queries, padding included.
+            The number of query tokens T, padding included.
+
+        Raises
+        ------
+        InvalidArgument
+            An argument has another shape, dtype or device, or the step exceeds the configuration.
         """
         seq_lens = decode_lens(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time)
         rows = len(seq_lens)
@@ -108,24 +121,26 @@ class LatentAttention:
     def write(
         self, compressed_kv: torch.Tensor, k_pe: torch.Tensor, latent_cache: torch.Tensor
     ) -> None:
-        """Write the decode rows' new tokens; those of prompts are not touched.
+        """Write the keys of the decode rows' new tokens, and no keys of prefill rows.
 
         Parameters
         ----------
         compressed_kv : dtype [T, R]
-        k_pe : dtype [T, P], or [T, 1, P]
+            The latents of all tokens of the step.
+        k_pe : dtype [T, P] or [T, 1, P]
+            Their rotated keys.
         latent_cache : dtype [num_blocks, 1, block_size, R + P]
         """
         k_pe, cache = _headless("k_pe", k_pe, 2), _headless("latent_cache", latent_cache, 3)
         self.mla.append(compressed_kv, k_pe, cache)
 
     def attend(self, q: torch.Tensor, latent_cache: torch.Tensor) -> torch.Tensor:
-        """Return the answers of decode rows, dtype [T, H * R], and zeros for all other tokens.
+        """Return the outputs of decode rows, dtype [T, H * R], and zeros for all other tokens.
 
         Parameters
         ----------
         q : dtype [T, H * (R + P)]
-            Absorbed and rotated, joined for each head.
+            For each head the absorbed query and the rotated query.
         latent_cache : dtype [num_blocks, 1, block_size, R + P]
         """
         config = self.mla.config
@@ -139,7 +154,7 @@ class LatentAttention:
 
 
 def _column(name: str, lens: torch.Tensor, new: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the lengths of the requests that have `new` tokens, or all."""
+    """Check a tensor of lengths and return it as int32 [B]; B is the length of `new` if given."""
     check_kind(name, lens, torch.Tensor)
     kept = lens.numel()
     rows = kept if new is None else len(new)
@@ -151,6 +166,6 @@ def _column(name: str, lens: torch.Tensor, new: torch.Tensor | None = None) -> t
 
 
 def _headless(name: str, tensor: torch.Tensor, axes: int) -> torch.Tensor:
-    """Return a tensor of so many axes, without that of its one head if it has it."""
+    """Return a tensor with `axes` axes, without axis 1 of its one head if it has one more."""
     check_kind(name, tensor, torch.Tensor)
     return tensor.squeeze(1) if tensor.ndim == axes + 1 else tensor

@@ -1,5 +1,6 @@
 """The attention backend ``paged_mla`` of SGLang.
 
-``registration`` is the entry point; ``backend``, ``drafts`` and ``dispatch`` are what SGLang calls,
-and the only files that import it; ``versions`` says where its releases differ.
+``registration`` contains the entry point. ``backend``, ``drafts`` and ``dispatch`` contain the code
+that SGLang calls; they and ``registration`` are the only files that import SGLang. ``versions``
+lists the differences between its releases.
 """

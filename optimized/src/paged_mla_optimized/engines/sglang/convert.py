@@ -1,8 +1,9 @@
-"""SGLang's conventions as pure functions: no SGLang here.
+"""Pure functions that convert SGLang's conventions. This file imports no SGLang.
 
-What needs no conversion: queries arrive absorbed and rotated; the map of requests to tokens holds
-every slot that is seen, those of a cached prefix too; rows that pad a CUDA graph have the length
-that this backend asks for, 1, and line 0 of the map, which is nobody's and leads to slot 0.
+These conventions need no conversion: queries are already absorbed and rotated. The map from
+requests to tokens contains the slot of every key, including the keys of a cached prefix. Rows that
+pad a CUDA graph have the length 1, which the backend returns as the fill value, and use line 0 of
+the map, which belongs to no request and contains slot 0.
 """
 
 from __future__ import annotations
@@ -16,17 +17,27 @@ from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 
 def cache_format(stored: torch.dtype, dtype: torch.dtype) -> str:
-    """Return our name of the cache that a pool of type `stored` is to a model of `dtype`.
+    """Return this package's name of a cache format.
+
+    Parameters
+    ----------
+    stored : torch.dtype
+        The dtype of the pool.
+    dtype : torch.dtype
+        The model's dtype.
 
     Raises
     ------
     Unsupported
-        No kernel reads it.
+        No kernel reads a cache of this dtype.
     """
     if stored is torch.float8_e4m3fn:
         return FLAT_FP8
     if stored is not dtype:
-        raise Unsupported(f"kv_cache_dtype {stored} of a model of {dtype}: the same, or fp8_e4m3")
+        raise Unsupported(
+            f"kv_cache_dtype={stored} is not supported by paged_mla for a model of dtype {dtype}; "
+            "use auto or fp8_e4m3"
+        )
     return PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[dtype]]
 
 
@@ -46,20 +57,22 @@ def capacities(
     Parameters
     ----------
     max_requests : int
-        Of the pool of requests: no graph is larger.
+        The size of the request pool. No graph has more rows.
     rank_multiple : int
-        Ranks that share a batch's heads: of data parallelism, eager steps are padded to as many
-        rows, or a multiple.
+        The number of ranks that share the heads of a batch. With data parallelism SGLang pads the
+        rows of an eager step to a multiple of it.
     chunked_prefill_size : int or None
-        Of the scheduler; -1 or ``None`` lets a prompt be as long as the context.
+        The scheduler's limit; with -1 or ``None`` a prompt is processed whole.
     chunks_grow : bool
-        The scheduler chooses longer chunks too, up to ``max_prefill_tokens``, and before it serves
-        it tries up to a quarter more than ``chunked_prefill_size``.
+        Whether the scheduler may choose longer chunks, up to ``max_prefill_tokens``. While it
+        starts, it then also tries chunks up to a quarter longer than ``chunked_prefill_size``.
     graph_tokens : int
-        Of the largest graph of prompts, 0 without: SGLang may capture more than a chunk.
+        The number of tokens of the largest prefill graph, 0 without. SGLang may capture graphs that
+        are longer than a chunk.
     max_prefill_tokens, context_len : int
+        The scheduler's limit for one step, and the longest context.
     query_len : int
-        New tokens of a row with all its drafts, 1 without.
+        The number of new tokens of a row with all its drafts, 1 without drafts.
     """
     rows = -(-max_requests // rank_multiple) * rank_multiple
     prompts = max(max_prefill_tokens, context_len)
@@ -68,7 +81,7 @@ def capacities(
         if chunks_grow:
             chunk = max(chunk * 5 // 4, max_prefill_tokens)
         prompts = min(prompts, chunk)
-    return rows, max(prompts, graph_tokens) + rows * query_len  # MIXED steps have both
+    return rows, max(prompts, graph_tokens) + rows * query_len  # a MIXED step contains both
 
 
 def as_blocks(slots: torch.Tensor, page_size: int) -> torch.Tensor:
@@ -84,23 +97,24 @@ def starts_of(extend_seq_lens: torch.Tensor) -> torch.Tensor:
 
 
 def own_masks(full: torch.Tensor, prefix_lens: torch.Tensor, query_len: int) -> torch.Tensor:
-    """Return what drafts see of each other, from masks that spell out the context too.
+    """Return the masks between drafts from masks that also cover the cached context.
 
-    A gather of a size that the host knows: nothing waits for the device.
+    The size of the result is known on the host, so the function does not wait for the device.
 
     Parameters
     ----------
     full : bool or uint8, flat
-        For each row a matrix [query_len, prefix_len + query_len], SGLang's ``FULL_MASK``; maybe
-        longer, or shorter where rows only pad.
+        SGLang's ``FULL_MASK``: for each row a matrix [query_len, prefix_len + query_len]. The
+        tensor may be longer, or shorter if the last rows are padding.
     prefix_lens : int [B]
-        Cached tokens, drafts not among them.
+        The number of cached tokens of each row, without the drafts.
     query_len : int
+        The number of drafts of each row.
 
     Returns
     -------
     bool, flat
-        For each row a matrix [query_len, query_len], ``QLEN_ONLY``.
+        SGLang's ``QLEN_ONLY``: for each row a matrix [query_len, query_len].
     """
     widths = prefix_lens.long() + query_len
     bases = query_len * (widths.cumsum(0) - widths) + prefix_lens

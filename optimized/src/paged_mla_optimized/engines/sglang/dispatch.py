@@ -1,4 +1,4 @@
-"""Which way a DeepSeek layer goes: over latents, or over keys and values of heads."""
+"""Choose whether a DeepSeek layer attends over latents or over per-head keys and values."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods
 )
 from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
 
-_LIKE = "fa3"  # prompts over heads: in one call where they are short, else chunk by chunk
-_CODED: set[str] = set()  # names of backends of a model whose cache holds codes
-_JOINED: set[str] = set()  # and of one that takes queries and keys joined
+_LIKE = "fa3"  # its prefill over per-head keys runs short prompts in one call, others in chunks
+_CODED: set[str] = set()  # backend names of models with FP8 caches
+_JOINED: set[str] = set()  # backend names of models that need queries and keys joined
 
 
 def teach(name: str, *, is_fp8: bool, takes_parts: bool) -> None:
-    """Tell SGLang's DeepSeek layers what the backend `name` takes.
+    """Register how SGLang's DeepSeek layers call the backend `name`.
 
-    SGLang keeps it by name, and a target and its draft have the same: what either needs, both get.
+    SGLang stores these properties by the name of the backend, and a target model and its draft
+    model have the same name. A property that one of the models needs therefore holds for both.
 
     Parameters
     ----------
     name : str
     is_fp8 : bool
-        The cache holds codes. SGLang's own writer, in the way over heads, knows no scale: layers
-        that have one go over latents.
+        Whether the cache contains FP8 codes. SGLang's own cache writer, which runs with attention
+        over per-head keys, does not apply a scale. Layers with a scale therefore attend over
+        latents.
     takes_parts : bool
-        Queries and keys come in two parts, latent and rotated, instead of one that is joined by a
-        copy.
+        Whether layers pass queries and keys in two parts, latent and rotated, instead of in one
+        tensor that needs a copy.
     """
     if is_fp8:
         _CODED.add(name)

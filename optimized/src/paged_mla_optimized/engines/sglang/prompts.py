@@ -1,4 +1,4 @@
-"""Prompts of SGLang's steps, over keys and values of every head: no SGLang here."""
+"""Prefill of SGLang's steps over per-head keys and values. This file imports no SGLang."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from paged_mla_optimized.engines.sglang.convert import starts_of
 
 
 class Prompts:
-    """Attends new tokens to each other, to all of their rows, or to chunks of what is cached.
+    """Attention of new tokens over the new keys, over all keys of their rows, or over a chunk.
 
-    SGLang projects, gathers what is cached, and merges chunks.
+    SGLang projects keys and values, gathers the cached tokens, and merges the partial results of
+    chunks.
 
     Parameters
     ----------
     config : PrefillConfig
-        Causal.
+        A causal configuration.
     """
 
     def __init__(self, config: PrefillConfig) -> None:
@@ -28,14 +29,14 @@ class Prompts:
         self._starts = self._key_starts = torch.empty(0)
 
     def begin(self, extend_seq_lens: torch.Tensor, seq_lens: torch.Tensor) -> None:
-        """Begin a step.
+        """Start a step.
 
         Parameters
         ----------
         extend_seq_lens : int [B]
-            New tokens.
+            The number of new tokens of each row.
         seq_lens : int [B]
-            With what is cached.
+            The number of all tokens of each row, cached and new.
         """
         self._starts, self._key_starts = starts_of(extend_seq_lens), starts_of(seq_lens)
         self._new.forget()
@@ -50,7 +51,7 @@ class Prompts:
         chunk: tuple[int, torch.Tensor] | None,
         with_prefix: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend one layer's new tokens.
+        """Compute the attention of one layer's new tokens.
 
         Parameters
         ----------
@@ -58,15 +59,17 @@ class Prompts:
         k : dtype [K, H, N + P]
         v : dtype [K, H, V]
         chunk : (int, int32 [chunks, B + 1]) or None
-            `k` and `v` are those of a chunk of what is cached, of this number; prefix sums.
+            If `k` and `v` are a chunk of the cached tokens: the number of the chunk, and the prefix
+            sums of the key lengths of all chunks.
         with_prefix : bool
-            `k` and `v` begin with what is cached, in each row.
+            Whether `k` and `v` contain the cached tokens of each row before its new tokens. It is
+            not read if there is a `chunk`.
 
         Returns
         -------
         out : dtype [T, H, V]
         lse : float32 [T, H]
-            Natural, as SGLang merges it.
+            The natural lse, which SGLang merges.
         """
         lse = q.new_empty(q.shape[:2], dtype=torch.float32)
         if chunk is not None:

@@ -1,4 +1,4 @@
-"""The entry point by which SGLang finds this backend."""
+"""The entry point that registers this backend in SGLang."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ from paged_mla_optimized.engines.tensors import FLAT_FP8
 from paged_mla_optimized.runtime.log import LOGGER
 
 NAME = "paged_mla"
-"""What ``attention_backend`` is set to."""
+"""The value of SGLang's option ``attention_backend`` that selects this backend."""
 
 GROUP = "sglang.srt.plugins"
-"""Of entry points: SGLang calls them in each of its processes."""
+"""The group of entry points that SGLang calls in each of its processes."""
 
 FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"
 
 
 def register() -> None:
-    """Tell SGLang the name, and how the backend is made.
+    """Register the name of the backend and the function that creates it.
 
-    SGLang calls this once in each of its processes. Where it is too old, a warning is logged and
-    it goes on without this backend.
+    SGLang calls this function once in each of its processes. If SGLang is too old, the function
+    logs a warning and registers nothing.
     """
     installed = version("sglang")
     if not serves(installed, OLDEST):
-        LOGGER.warning("no attention backend for SGLang %s: made for 0.5.17 and later", installed)
+        LOGGER.warning(
+            "paged_mla registers no attention backend: SGLang %s is installed, and 0.5.17 or later "
+            "is required",
+            installed,
+        )
         return
     from sglang.srt.layers.attention.attention_registry import (
         register_attention_backend,
@@ -43,16 +47,16 @@ def register() -> None:
     add_attention_backend_choices([NAME])
     add_chunked_prefix_cache_attention_backend(NAME)
     add_deterministic_attention_backend_choices([NAME])
-    # Models of MLA need this one as well; the backend then refuses a radix cache itself.
+    # SGLang requires this registration for MLA models. The backend rejects a radix cache itself.
     add_radix_supported_deterministic_attention_backend_choices([NAME])
     register_attention_backend(NAME)(create)
 
 
 def create(runner: Any) -> Any:
-    """Return the backend of a model runner; on the way SGLang learns the rest.
+    """Return the backend of a model runner, and complete the registration in SGLang.
 
-    What it learns lies in modules of models and drafts, which SGLang has not imported when plugins
-    are loaded.
+    The registration of layers and of draft backends uses modules that SGLang has not imported when
+    it loads plugins.
     """
     from paged_mla_optimized.engines.sglang.backend import PagedMlaBackend
     from paged_mla_optimized.engines.sglang.dispatch import teach
@@ -62,7 +66,7 @@ def create(runner: Any) -> Any:
     teach(
         NAME,
         is_fp8=backend.rows.config.cache_format == FLAT_FP8,
-        takes_parts=scaling is None,  # SGLang multiplies only what it has joined
+        takes_parts=scaling is None,  # SGLang applies llama_4_scaling only to joined queries
     )
     hook_drafts()
     return backend
@@ -70,7 +74,7 @@ def create(runner: Any) -> Any:
 
 @cache
 def hook_drafts() -> None:
-    """Let draft models have the backend, once: SGLang's table of names is fixed."""
+    """Add a hook to SGLang's factory of draft backends, once: its table of names is fixed."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from paged_mla_optimized.engines.sglang.drafts import add_to_table

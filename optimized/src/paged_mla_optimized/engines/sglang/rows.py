@@ -1,4 +1,4 @@
-"""Rows of SGLang's steps: planned before a forward or a replay, written and attended by layers."""
+"""The rows of SGLang's steps over latents: plans, and the calls of the layers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ _TABLE_MULTIPLE = 8
 
 
 class Rows:
-    """A :class:`~paged_mla_optimized.api.paged_mla.PagedMla` that is fed as SGLang feeds a backend.
+    """A :class:`~paged_mla_optimized.api.paged_mla.PagedMla` with the inputs of a SGLang backend.
 
-    Draft trees have one of their own.
+    Draft trees use a second instance.
 
     Parameters
     ----------
     config : MlaConfig
-        Causal, of the largest step; how tables are built is added.
+        A causal configuration for the largest step. This class sets ``reserved_slot`` and
+        ``table_multiple``.
     device : torch.device
     req_to_token : int32 [requests, tokens]
-        Slots.
+        SGLang's request map, which contains the slot of each token.
     tree_len : int
-        New tokens of a row with its draft tree; 0: drafts are chains, or there are none.
+        The number of new tokens of a row with a draft tree; 0 without draft trees.
     """
 
     def __init__(
@@ -61,12 +62,12 @@ class Rows:
 
     @property
     def checks(self) -> bool:
-        """Whether ``plan`` holds values against the rules now."""
+        """Whether ``plan`` checks the values of a step now."""
         return self._switch.is_on
 
     @contextmanager
     def unchecked(self) -> Iterator[None]:
-        """Leave steps within unchecked: those of a capture have lengths and masks of nobody."""
+        """Disable checks inside the context: a capture has lengths and masks of no request."""
         with self._causal.unchecked(), (self._tree or self._causal).unchecked():
             yield
 
@@ -77,25 +78,30 @@ class Rows:
         query_len: int,
         mask: torch.Tensor | None = None,
     ) -> None:
-        """Describe a step whose rows have as many new tokens each: decode, and windows of drafts.
+        """Plan a step whose rows have the same number of new tokens: decode rows or drafts.
 
         Parameters
         ----------
         request_ids : int [B]
+            The line of each row in the request map.
         seq_lens : int [B]
-            This step's tokens included.
+            The number of keys of each row, this step's tokens included.
         query_len : int
+            The number of new tokens of each row.
         mask : bool, flat, or None
-            For each row a matrix [query_len, query_len]: what the nodes of a tree see.
+            For each row a matrix [query_len, query_len] with the keys that each node of its draft
+            tree attends to.
 
         Raises
         ------
         InvalidArgument
-            More rows or tokens than the largest step has.
+            The step has more rows or tokens than the configuration allows.
+        RuntimeError
+            There is a mask, and `tree_len` is 0.
         """
         rows = len(seq_lens)
         self._planned = self._causal if mask is None else self._of_trees()
-        check_capacity(self._planned.config, rows, rows * query_len)  # `_numbers` ends there
+        check_capacity(self._planned.config, rows, rows * query_len)  # the size of `_numbers`
         self._planned.plan(
             MlaStep(
                 self._numbers[: rows + 1] * query_len,
@@ -114,20 +120,22 @@ class Rows:
         extend_seq_lens: torch.Tensor,
         num_tokens: int,
     ) -> None:
-        """Describe a step whose rows have any numbers of new tokens.
+        """Plan a step whose rows have any numbers of new tokens.
 
-        A row that SGLang makes up for an idle rank is as long as the step of the busiest: what is
-        longer than any request is cut off, and its tokens are padding.
+        SGLang gives an idle rank a dummy row with as many tokens as the step of the busiest rank.
+        The method truncates lengths to ``max_model_len``; the remaining tokens are padding.
 
         Parameters
         ----------
         request_ids : int [B]
+            The line of each row in the request map.
         seq_lens : int [B]
-            This step's tokens included.
+            The number of keys of each row, this step's tokens included.
         extend_seq_lens : int [B]
+            The number of new tokens of each row.
         num_tokens : int
-            Of all rows. With ``batch_invariant`` they do not choose the
-            kernel: every such step gets that of the largest (S-20).
+            The number of tokens of the step. With ``batch_invariant`` it does not select the kernel
+            variant: all steps planned here use the variant of the largest step (S-20).
         """
         config = self.config
         length = config.max_query_tokens if config.batch_invariant else max(num_tokens, 1)
@@ -149,20 +157,22 @@ class Rows:
         slots: torch.Tensor,
         k_scale: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Write the step's tokens to one layer's pool, and attend to it.
+        """Write the step's keys to one layer's pool, and compute its attention.
 
-        SGLang pads steps for ranks of data parallelism, before or after it plans them: tokens past
-        the planned ones are left out, and answered with zeros.
+        SGLang pads steps for ranks of data parallelism, before or after it plans them. The method
+        skips tokens after the planned ones and returns zeros for them.
 
         Parameters
         ----------
-        q : dtype [T, H, R] and [T, H, P], or both in one [T, H, R + P]
+        q : dtype [T, H, R] and [T, H, P], or joined [T, H, R + P]
         new : (dtype [T, R], dtype [T, P], int64 [T]) or None
-            Latents, rotated keys and where they go; slot 0 is padding's. ``None``: all are there.
+            Latents, rotated keys and their slots; slot 0 is reserved for padding. With ``None``
+            nothing is written.
         slots : [S, 1, R + P]
-            The pool.
+            The pool of the layer, in its cache dtype.
         k_scale : float32 [] or None
-            Of the layer: what is cached in FP8 is divided by it. ``None`` is 1.
+            The scale of the layer. Keys are divided by it when they are written to an FP8 cache.
+            ``None`` means 1.
 
         Returns
         -------
@@ -184,5 +194,8 @@ class Rows:
 
     def _of_trees(self) -> PagedMla:
         if self._tree is None:
-            raise RuntimeError("a mask of a draft tree, where drafts are chains")
+            raise RuntimeError(
+                "plan() got a mask of a draft tree, but drafts are chains; create Rows with a "
+                "tree_len above 0"
+            )
         return self._tree

@@ -1,1 +1,1 @@
-"""What commands inside engines share: a small model of random weights, and logprobs compared."""
+"""Code that the commands for vLLM and SGLang share: a small random model and comparisons."""

@@ -1,4 +1,4 @@
-"""Scenes of a command, each in a process of its own."""
+"""Run the workloads of a command, each in its own process."""
 
 from __future__ import annotations
 
@@ -16,25 +16,37 @@ from typing import Any
 def options_of(
     doc: str | None, scenes: Collection[str], *, jobs: int, folder: str
 ) -> argparse.Namespace:
-    """Return what the command line says, of scenes that there are; its folder is made."""
+    """Return the options of the command line, and create the folder.
+
+    Parameters
+    ----------
+    doc : str or None
+        The command's docstring, whose first paragraph is the description.
+    scenes : collection of str
+        The names of the workloads.
+    jobs : int
+        The default number of processes.
+    folder : str
+        The default folder.
+    """
     parser = argparse.ArgumentParser(description=(doc or "").split("\n\n", maxsplit=1)[0])
     parser.add_argument("scenes", nargs="*", help=", ".join(scenes))
-    parser.add_argument("--jobs", type=int, default=jobs, help="scenes at a time")
-    parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
-    parser.add_argument("--seconds", type=float, default=270, help="then what runs is ended")
+    parser.add_argument("--jobs", type=int, default=jobs, help="number of parallel workloads")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate per prompt")
+    parser.add_argument("--seconds", type=float, default=270, help="time limit of the command")
     parser.add_argument("--folder", type=Path, default=Path(folder))
     parser.add_argument("--out", type=Path, metavar="STEM", help="add to STEM.json and STEM.md")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.scenes = options.scenes or list(scenes)
     if unknown := [name for name in options.scenes if name not in scenes]:
-        parser.error(f"{unknown[0]} is none of {', '.join(scenes)}")
+        parser.error(f"unknown workload {unknown[0]}; use one of {', '.join(scenes)}")
     options.folder.mkdir(parents=True, exist_ok=True)
     return options
 
 
 def run_scenes(module: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Run a command's scenes, some at a time; yield what each had found, as they end in turn."""
+    """Run a command's workloads, some in parallel; yield the result of each in their order."""
     deadline = time.monotonic() + options.seconds
     given = ["--here", "--tokens", str(options.tokens)]
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -46,19 +58,20 @@ def run_scenes(module: str, options: argparse.Namespace) -> Iterator[dict[str, A
 def run_apart(
     module: str, name: str, folder: Path, options: list[str], deadline: float
 ) -> dict[str, Any]:
-    """Run a command's scene; return what it had found as it ended, or what ``error`` ended it.
+    """Run one workload in a process; return its last result, or the ``error`` without a result.
 
     Parameters
     ----------
     module : str
-        The command: it writes ``FOLDER/NAME.json`` after each of its runs.
+        The command, which writes ``FOLDER/NAME.json`` after each of its runs.
     name : str
-        Of the scene.
+        The name of the workload.
     folder : Path
-        What the process says goes to ``NAME.log`` in it.
+        The output of the process is written to ``FOLDER/NAME.log``.
     options : list of str
+        Further arguments of the command.
     deadline : float
-        Of ``time.monotonic``; then the process is ended.
+        The value of ``time.monotonic`` at which the process is killed.
     """
     path, log = folder / f"{name}.json", folder / f"{name}.log"
     path.unlink(missing_ok=True)
@@ -70,7 +83,7 @@ def run_apart(
             subprocess.run(command, stdout=said, stderr=said, timeout=left, check=False)
         except subprocess.TimeoutExpired:
             is_late = True
-            print(f"{name}: ended, out of time")
+            print(f"{name}: stopped, out of time")
     if not path.exists():
         return {"error": "out of time" if is_late else reason(log)}
     found: dict[str, Any] = json.loads(path.read_text())

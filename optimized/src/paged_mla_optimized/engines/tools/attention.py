@@ -1,9 +1,11 @@
-"""Time our attention alone at the cells that an engine timed, for the part it has in a step.
+"""Time this package's attention alone, at the cells that an engine timed.
 
     python -m paged_mla_optimized.engines.tools.attention FOLDER --heads 128
 
-Cells and layers are those of ``FOLDER/HEADS-*.json``. Our kernel runs in a graph over one layer's
-cache, bf16, blocks of 64; its time goes to ``FOLDER/HEADS-attention.json``, once for each layer.
+The times show which part of a step is attention. The cells and the number of layers are read from
+``FOLDER/HEADS-*.json``. The kernel runs in a CUDA graph over the bf16 cache of one layer, with
+blocks of 64. Its time, multiplied by the number of layers, is written to
+``FOLDER/HEADS-attention.json``.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def main() -> int:
     paths = options.folder.glob(f"{options.heads}-*.json")
     timed = [json.loads(path.read_text()) for path in paths if not path.stem.endswith(ATTENTION)]
     if not any(found["cells"] for found in timed):
-        parser.error(f"{options.folder} has no cells of {options.heads} heads")
+        parser.error(
+            f"{options.folder} has no cells of {options.heads} heads; run the rate command first"
+        )
     [layers] = {found["facts"]["layers"] for found in timed}
     found: dict[str, Any] = {}
     for cell in dict.fromkeys(cell for one in timed for cell in one["cells"]):
@@ -48,7 +52,7 @@ def main() -> int:
 
 
 def _milliseconds(heads: int, rows: int, context: int) -> float:
-    """Return what our kernel takes for one layer."""
+    """Return the milliseconds of the kernel for one layer."""
     tensors = build(Case(f"{rows}x{context}", heads, 1, (context,) * rows, _BLOCK))
     cache = LatentCache(tensors.config.cache_format, tensors.cache)
     launch = attention(tensors, tensors.config, cache)

@@ -1,4 +1,7 @@
-"""An engine, timed cell by cell: so many rows of so long a context, for each of its backends."""
+"""Time an engine with each of its backends, cell by cell.
+
+A cell is a load: a number of rows and a context length.
+"""
 
 from __future__ import annotations
 
@@ -28,38 +31,40 @@ from paged_mla_optimized.engines.tools.side_by_side import (
 )
 
 LEAST_STEPS, ENOUGH_SECONDS = 6, 0.4
-"""Of a window that is timed: it ends when both are reached, or after a command's most steps."""
+"""The minimum of a timed window. It ends when both are reached, or at the command's most steps."""
 PROFILED_STEPS = 16
 _PATIENCE = 40.0
-"""Seconds that a cell may take beyond what was expected: an engine that died may never answer."""
+"""Seconds that a cell may take beyond the expected time: an engine that died may hang forever."""
 
 
 Run: TypeAlias = Callable[[Path, str, argparse.Namespace, Callable[[Timer], None]], None]
-"""Makes an engine of a model and a backend, gives it to a user, and ends it."""
+"""Creates an engine for a model and a backend, passes its timer to a callback, and ends it."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is timed.
+    """A command that times an engine.
 
     Parameters
     ----------
     engine, tool : str
-        Package that is run, and its command: ``engines.ENGINE.tools.TOOL``.
+        The package of the engine, and the name of the command: ``engines.ENGINE.tools.TOOL``.
     step : str
-        What a time is of, for the table.
+        The work that a time is for, in the table.
     ours : str
-        Name of our backend in it.
+        The name of this package's backend in the engine.
     peers : tuple of str
-        The engine's own.
+        The names of the engine's own backends.
     rows, contexts : tuple of int
-        Of the cells that are timed unless others are asked.
+        The default cells.
     rounds, repeats : int
-        Engines of a backend, and windows of a cell in each. A machine's host may be slower for
-        half a minute: rounds, in which backends take turns, tell that from a slower backend. With
-        ``--together`` one engine of each lives beside the others, and they take turns in each cell.
+        The number of engines for each backend, and the number of windows of a cell in each engine.
+        The host may be slower for half a minute. The order of the backends changes from round to
+        round, so that a slower host can be distinguished from a slower backend. With
+        ``--together`` there is one engine of each backend at the same time, and their turns in each
+        cell are interleaved.
     switches : tuple of str
-        Environment variables that change what is timed: they are told with the command.
+        Environment variables that affect the times. They are recorded with the command.
     """
 
     engine: str
@@ -74,7 +79,7 @@ class Command:
     switches: tuple[str, ...] = ()
 
     def main(self, doc: str | None, run: Run) -> int:
-        """Time cells, or print those that were timed; return 1 if a backend timed none."""
+        """Time the cells, or print the table; return 1 if a backend has no times, else 0."""
         options = self._options(doc)
         if options.table:
             for heads in sorted({int(p.name.split("-")[0]) for p in options.folder.glob("*.json")}):
@@ -89,7 +94,7 @@ class Command:
             "repeats": options.repeats,
             "command": self._command(),
         }
-        # Or a profiler that begins again beside CUDA graphs may crash. Engines inherit it.
+        # Without it a second profiler run with CUDA graphs may crash. Engines inherit the variable.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
         timed = {name: _Cells(name, options, facts) for name in options.backends}
         end = time.monotonic() + options.seconds
@@ -107,7 +112,7 @@ class Command:
                 timed[backend].begin(end, len(turns) - number, len(options.backends))
                 try:
                     run(model, backend, options, timed[backend].time)
-                except Exception:  # the others are timed all the same
+                except Exception:  # the other backends are still timed
                     tell_error(backend)
         return int(not all(one.found["cells"] for one in timed.values()))
 
@@ -120,12 +125,12 @@ class Command:
         parser.add_argument("--contexts", type=int, nargs="+", default=self.contexts)
         parser.add_argument("--rounds", type=int, default=self.rounds)
         parser.add_argument("--repeats", type=int, default=self.repeats, choices=range(1, 5))
-        parser.add_argument("--together", action="store_true", help="all engines live at once")
-        parser.add_argument("--seconds", type=float, default=240, help="shared by all engines")
+        parser.add_argument("--together", action="store_true", help="run all engines at once")
+        parser.add_argument("--seconds", type=float, default=240, help="time for all engines")
         parser.add_argument("--folder", type=Path, default=Path(f"out/{self.engine}-{self.tool}"))
-        parser.add_argument("--table", action="store_true", help="print what lies in the folder")
+        parser.add_argument("--table", action="store_true", help="print the cells in the folder")
         options = parser.parse_args()
-        options.at_once = len(options.backends) if options.together else 1  # engines
+        options.at_once = len(options.backends) if options.together else 1  # number of engines
         if not options.table:
             options.folder.mkdir(parents=True, exist_ok=True)
         elif not any(options.folder.glob("*.json")):
@@ -139,16 +144,17 @@ class Command:
 
 
 def asked_apart(code: str) -> str:
-    """Return what other Python prints, without the newline: this process is to stay fit for forks.
+    """Run code in another Python process and return its output without the final newline.
 
-    vLLM forks none that has met the GPU. Where this one had computed with several threads, they
-    would not be in the fork, and the engine's core would wait for them forever.
+    vLLM forks this process for the engine's core, so this process must not use the GPU or compute
+    with several threads. A fork has no copy of these threads, and the core would wait for them
+    forever.
     """
     return subprocess.check_output([sys.executable, "-c", code], text=True).rstrip("\n")
 
 
 def record_apart() -> dict[str, str]:
-    """Return ``device_record()``."""
+    """Return ``device_record()`` of another process."""
     module = "paged_mla_optimized.runtime.device"
     asked = f"import json; from {module} import device_record; print(json.dumps(device_record()))"
     found: dict[str, str] = json.loads(asked_apart(asked))
@@ -156,7 +162,7 @@ def record_apart() -> dict[str, str]:
 
 
 def build_apart(folder: Path, heads: int, layers: int) -> Path:
-    """Return where :func:`~paged_mla_optimized.engines.tools.model.build_model` wrote a model."""
+    """Call :func:`~paged_mla_optimized.engines.tools.model.build_model` in another process."""
     module = "paged_mla_optimized.engines.tools.model"
     built = f"build_model(Path({str(folder)!r}), heads={heads}, layers={layers})"
     asked = f"from pathlib import Path; from {module} import build_model; print({built})"
@@ -165,18 +171,18 @@ def build_apart(folder: Path, heads: int, layers: int) -> Path:
 
 @functools.cache
 def free_bytes() -> int:
-    """Return what the GPU has before any engine."""
+    """Return the free bytes of the GPU at the first call, before there is an engine."""
     return int(asked_apart("import torch; print(torch.cuda.mem_get_info()[0])"))
 
 
 def most_cache_bytes(options: argparse.Namespace) -> int:
-    """Return what the cache of each engine may take: weights and workspaces need room too."""
+    """Return the largest cache of each engine in bytes: 60 % of the free memory, shared equally."""
     return int(0.6 * free_bytes()) // int(options.at_once)
 
 
 @contextmanager
 def limit(seconds: float) -> Iterator[None]:
-    """Raise an error in what takes longer, wherever it waits."""
+    """Raise ``TimeoutError`` in the main thread if the context takes longer than `seconds`."""
 
     def end(*_: Any) -> None:
         raise TimeoutError(f"not done after {seconds:.0f} s")
@@ -191,7 +197,7 @@ def limit(seconds: float) -> Iterator[None]:
 
 
 class _Cells:
-    """The cells of one backend: ``FOLDER/HEADS-BACKEND.json`` has those timed, or none."""
+    """The cells of one backend, written to ``FOLDER/HEADS-BACKEND.json`` as they are timed."""
 
     def __init__(self, backend: str, options: argparse.Namespace, facts: dict[str, Any]) -> None:
         self.name, self.options = f"H {options.heads} {backend}", options
@@ -202,16 +208,26 @@ class _Cells:
         self._write()
 
     def begin(self, end: float, turns: int, backends: int) -> None:
-        """Begin to make an engine: it shares the time until `end` with those that follow."""
+        """Start the creation of an engine.
+
+        Parameters
+        ----------
+        end : float
+            The end of the time that this engine and all later engines share.
+        turns : int
+            The number of these engines.
+        backends : int
+            The number of backends.
+        """
         self.start, self.end, self.turns = time.monotonic(), end, turns
         self.deadline = end
         self.is_last = turns <= backends  # no engine of this backend follows
 
     def time(self, timer: Timer) -> None:
-        """Time every cell for which there is room and time, beside what earlier rounds found.
+        """Time every cell for which there are memory and time, and add the times to the file.
 
-        The last engine is then profiled: where a host decides how long a step takes, the GPU alone
-        says how fast a backend is.
+        The last engine of the backend is then profiled. If the host limits a step, only the GPU's
+        busy time shows how fast the backend is.
         """
         made = time.monotonic()
         self.deadline = made + (self.end - made) / self.turns
@@ -222,15 +238,15 @@ class _Cells:
             self.profile(timer)
 
     def say_made(self) -> None:
-        """Say how long it took to make an engine, since it began."""
-        print(f"{self.name}: made in {time.monotonic() - self.start:.0f} s", flush=True)
+        """Print how long the creation of the engine took."""
+        print(f"{self.name}: created in {time.monotonic() - self.start:.0f} s", flush=True)
 
     def time_cell(self, timer: Timer, cell: Cell) -> None:
-        """Time one cell, if there is room and time."""
+        """Time one cell if there are memory and time for it."""
         self._measure(timer, cell, "ms", lambda c: timer.step_ms(c, self.options.repeats))
 
     def profile(self, timer: Timer) -> None:
-        """Profile what was timed, beginning with the cells that have least to compute."""
+        """Profile the timed cells, starting with the cells with the least computation."""
         timed = [cell for cell in cells_of(self.options) if str(cell) in self.found["cells"]]
         for cell in reversed(timed):
             self._measure(timer, cell, "busy_ms", lambda c: [timer.busy_ms(c)])
@@ -240,7 +256,7 @@ class _Cells:
     ) -> None:
         expected, start = timer.seconds(cell), time.monotonic()
         if expected > self.deadline - start:
-            print(f"{self.name} {cell} {what}: left out, would take {expected:.0f} s", flush=True)
+            print(f"{self.name} {cell} {what}: skipped, would take {expected:.0f} s", flush=True)
             return
         with limit(expected + _PATIENCE):
             found = measure(cell)
@@ -258,11 +274,11 @@ class _Cells:
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
-    """Return the cells that are asked: those whose steps are most attention first."""
+    """Return the requested cells, starting with the cells whose steps have the most attention."""
     found = [Cell(rows, context) for rows in options.rows for context in options.contexts]
     return sorted(found, key=lambda cell: (-cell.rows * cell.context, cell.rows))
 
 
 def token_bytes(layers: int) -> int:
-    """Return what a token takes in a bf16 cache."""
+    """Return the bytes of a token in a bf16 cache of `layers` layers."""
     return layers * 576 * 2

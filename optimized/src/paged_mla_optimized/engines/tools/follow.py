@@ -1,4 +1,4 @@
-"""What an engine says of a given history, token by token, and how far two engines are apart."""
+"""Compute an engine's logprobs for a given history, and the distance between two engines."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 Logprobs: TypeAlias = dict[int, float]
-"""Of the likeliest tokens of a step, and of the one that was taken."""
+"""The logprobs of the most likely tokens of a step and of the token that was generated."""
 
 Generate: TypeAlias = Callable[[list[list[int]], list[int]], list[list[tuple[int, Logprobs]]]]
-"""Prompts and how many tokens to add to each; returns the token and logprobs of each step."""
+"""A function that generates greedily.
+
+It takes the prompts and the number of tokens to generate for each. It returns, for each prompt, the
+token and the logprobs of each step.
+"""
 
 
 def follow(
@@ -20,16 +24,22 @@ def follow(
 ) -> list[list[Logprobs]]:
     """Return an engine's logprobs at every step of the histories.
 
-    Greedy engines part where two tokens nearly tie. Each request that parts from its history is
-    asked again from there on, with what went before as its prompt: so every step has the same
-    past, whatever speculation, graphs or preemption the engine works with.
+    Greedy engines generate different tokens where two tokens nearly tie. If a request differs from
+    its history, the function generates again from the next step, with the prompt and the history so
+    far as the new prompt. Every step therefore has the same past, with any speculation, CUDA graphs
+    or preemption of the engine.
 
     Parameters
     ----------
     generate : callable
-        Greedy.
+        A function that generates greedily.
     prompts, histories : sequence of list of int
-        One of each for every request.
+        The prompt and the history of each request.
+
+    Returns
+    -------
+    list of list of dict
+        The logprobs of each request and step.
     """
     found: list[list[Logprobs]] = [[] for _ in prompts]
     while pending := [r for r, steps in enumerate(found) if len(steps) < len(histories[r])]:
@@ -46,20 +56,22 @@ def follow(
 
 @dataclass(frozen=True)
 class Distance:
-    """How far two engines are apart at the same histories.
+    """The distance between two engines at the same histories.
 
     Parameters
     ----------
     steps : int
+        The number of compared steps.
     largest, median : float
-        Of the differences of the logprob of the history's token, nats; infinite where one engine
-        does not have it among its likeliest, or has NaN for it.
+        The largest and the median difference of the logprob of the history's token, in nats. A
+        difference is infinite if an engine does not return a logprob for the token, or returns NaN.
     others : int
-        Steps whose likeliest token differs.
+        The number of steps whose most likely token differs.
     gap : float
-        At those: how far below its own likeliest token the first engine has the second's, at most.
+        The largest difference, at these steps, between the first engine's logprobs of its own most
+        likely token and of the second engine's most likely token.
     equal : int
-        Steps whose logprobs are equal to the last bit.
+        The number of steps whose logprobs of the history's token are bit-equal.
     """
 
     steps: int
@@ -71,7 +83,7 @@ class Distance:
 
 
 def between(one: Logprobs, two: Logprobs, token: int) -> float:
-    """Return how far the logprobs of a token are apart, nats; infinite if one is no number."""
+    """Return the difference of a token's logprobs in nats; infinite if one is missing or NaN."""
     difference = abs(one.get(token, math.nan) - two.get(token, math.nan))
     return math.inf if math.isnan(difference) else difference
 
@@ -81,7 +93,7 @@ def distance(
     first: Sequence[list[Logprobs]],
     second: Sequence[list[Logprobs]],
 ) -> Distance:
-    """Return how far the second engine is from the first."""
+    """Return the distance of the second engine from the first."""
     apart, gaps = [], []
     for history, ones, twos in zip(histories, first, second, strict=True):
         for token, one, two in zip(history, ones, twos, strict=True):

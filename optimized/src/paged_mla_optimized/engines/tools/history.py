@@ -1,4 +1,7 @@
-"""What a yardstick generated, and how far others are from it: of any engine that can be asked."""
+"""The history that a reference backend generates, and the distances of other backends to it.
+
+The functions work with any engine for which there is a function of type :data:`Ask`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,15 @@ from paged_mla_optimized.engines.tools.model import VOCAB
 Ask: TypeAlias = Callable[
     [list[list[int]], list[int]], tuple[list[list[tuple[int, Logprobs]]], int]
 ]
-"""Prompts and how many tokens to add to each; returns the token and logprobs of each step, and how
-many tokens of the prompts were cached. Greedy."""
+"""A function that generates greedily.
+
+It takes the prompts and the number of tokens to generate for each. It returns, for each prompt, the
+token and the logprobs of each step, and the number of prompt tokens that were cached.
+"""
 
 
 class History(NamedTuple):
-    """What the yardstick generated, and what it thought of each step."""
+    """The prompts, and the tokens and logprobs that the reference backend generated for them."""
 
     prompts: list[list[int]]
     tokens: list[list[int]]
@@ -27,19 +33,23 @@ class History(NamedTuple):
 
 
 def prompts(longest: int) -> list[list[int]]:
-    """Return ragged prompts: one token, edges of blocks, many chunks, two with one beginning."""
+    """Return prompts of different lengths, up to `longest` tokens.
+
+    They include one token, lengths around multiples of a block, many chunks, and two prompts with a
+    common prefix.
+    """
     rng = random.Random(1)
 
     def tokens(count: int) -> list[int]:
         return [rng.randrange(2, VOCAB) for _ in range(count)]
 
-    shared, loop = tokens(700), tokens(12) * 8  # a loop is what an n-gram drafter can guess
+    shared, loop = tokens(700), tokens(12) * 8  # an n-gram drafter can predict a loop
     lengths = (1, 2, 17, 63, 64, 65, 129, 300, 1000, 5000, longest)
     return [*map(tokens, lengths), [*shared, 5, 6, 7], [*shared, 9], loop]
 
 
 def begin(ask: Ask, many: list[list[int]], tokens: int) -> tuple[History, Followed]:
-    """Return a history of so many tokens for each prompt, and a pass over it by its engine."""
+    """Return a history of `tokens` tokens for each prompt, and a second pass of its engine."""
     answers, _ = ask(many, [tokens] * len(many))
     history = History(
         many,
@@ -50,14 +60,15 @@ def begin(ask: Ask, many: list[list[int]], tokens: int) -> tuple[History, Follow
 
 
 class Followed(NamedTuple):
-    """What an engine thought of a history, pass by pass.
+    """An engine's logprobs for a history, pass by pass.
 
     Parameters
     ----------
     numbers : dict
-        How far each pass is from the history's own logprobs, and prompt tokens that were cached.
+        The distance of each pass from the history's own logprobs, and the number of prompt tokens
+        that were cached.
     logprobs : list
-        Of each pass, request and step.
+        The logprobs of each pass, request and step.
     """
 
     numbers: dict[str, Any]
@@ -65,7 +76,7 @@ class Followed(NamedTuple):
 
 
 def passes(ask: Ask, history: History, count: int) -> Followed:
-    """Follow a history so many times: the first time of an engine nothing is cached."""
+    """Follow a history `count` times. In the first pass of a new engine no prompt is cached."""
     hits: list[int] = []
 
     def generate(asked: list[list[int]], tokens: list[int]) -> Any:
@@ -83,14 +94,14 @@ def passes(ask: Ask, history: History, count: int) -> Followed:
 
 
 def pairs(history: History, own: dict[str, list[list[list[Logprobs]]]]) -> list[dict[str, Any]]:
-    """Return how far every two passes of an engine's own backends are apart.
+    """Return the distance between every two passes of an engine's own backends.
 
     Parameters
     ----------
     history : History
-        Its own logprobs are a pass too.
+        Its logprobs count as a pass.
     own : dict
-        Passes by backend.
+        The passes of each backend, by name.
     """
     many = [("history", history.logprobs)]
     many += [(f"{name} {number}", one) for name in own for number, one in enumerate(own[name])]
@@ -101,7 +112,7 @@ def pairs(history: History, own: dict[str, list[list[list[Logprobs]]]]) -> list[
 
 
 def told(run: dict[str, Any]) -> str:
-    """Return the numbers of a run's passes in a line."""
+    """Return the numbers of a run's passes as one line."""
     return "; ".join(
         f"{p['largest']:.4f} {p['median']:.4f} {p['others']:3} {p['gap']:.4f}"
         for p in run["passes"]
@@ -109,13 +120,20 @@ def told(run: dict[str, Any]) -> str:
 
 
 def beyond(ours: list[dict[str, Any]], own: list[dict[str, Any]]) -> str:
-    """Return in what our passes are further from the yardstick than any own two, or nothing.
+    """Return how this package's passes exceed the distance of the engine's own, or "" if not.
 
-    Likeliest tokens may differ where they tie: where both logprobs may have moved that far.
+    The most likely tokens may differ if they tie: if each logprob may have moved by that distance.
+
+    Parameters
+    ----------
+    ours : list of dict
+        The distances of this package's passes from the reference backend.
+    own : list of dict
+        The distances between every two passes of the engine's own backends.
     """
     most = max(p["largest"] for p in own)
     for word, bound in (("largest", most), ("gap", 2 * most)):
         mine = max(p[word] for p in ours)
         if mine > bound:
-            return f"beyond: {word} {mine:.4f}, the engine's own are {most:.4f} apart"
+            return f"too far: {word} {mine:.4f}, the engine's own backends are {most:.4f} apart"
     return ""

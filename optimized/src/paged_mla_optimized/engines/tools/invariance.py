@@ -1,4 +1,4 @@
-"""Whether an engine says the same of a prompt, to the last bit, whatever stands beside it."""
+"""Check whether an engine's logprobs for a prompt are bit-equal in every batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from paged_mla_optimized.tools.bench.table import head_of, row_of
 
 LONGEST = 8000
 MAX_LEN = 8192
-"""Of a prompt with what is generated: ``--tokens`` may be up to 192."""
+"""The largest length of a prompt with its generated tokens, so ``--tokens`` may be up to 192."""
 MAX_TOKENS = 16_384
-"""Of a step: prompts are never cut, and those that find no room begin beside rows that decode."""
+"""The largest number of tokens in a step. Prompts are never split. A prompt that does not fit a
+step starts in a later step, together with rows that decode."""
 ROWS = 16
 LAYERS = 4
 _COLUMNS = ["scene", "mode", "of each", "prompts that keep their bits", "others", "commit"]
@@ -31,18 +32,18 @@ _COLUMNS = ["scene", "mode", "of each", "prompts that keep their bits", "others"
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """An engine.
+    """A workload: the configuration of an engine.
 
     Parameters
     ----------
     backend : str
     heads : int
     is_on : bool
-        The engine's own mode, in which bits are not to depend on the batch.
+        Whether the engine's batch-invariant mode is on.
     is_promised : bool
-        This backend's rows keep their bits then: the exit status tells.
+        Whether the bits must not depend on the batch. If they do, the exit status is 1.
     arguments : dict
-        Of the engine, beside those that all have.
+        Arguments of the engine in addition to the arguments of all workloads.
     """
 
     backend: str
@@ -53,32 +54,32 @@ class Scene:
 
 
 Run: TypeAlias = Callable[[Path, Scene, Callable[[Ask], None]], None]
-"""Makes an engine of a model and a scene, hands on how to ask it, and ends it."""
+"""Creates an engine for a model and a workload, passes a function that generates, and ends it."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is asked.
+    """A command that compares the logprobs of an engine.
 
     Parameters
     ----------
     engine : str
-        Package that is run; the command is ``engines.ENGINE.tools.invariance``.
+        The package of the engine; the command is ``engines.ENGINE.tools.invariance``.
     scenes : mapping
-        By name, the slowest first.
+        The workloads by name, the slowest first.
     """
 
     engine: str
     scenes: Mapping[str, Scene]
 
     def main(self, doc: str | None, run: Run) -> int:
-        """Run scenes side by side, or one of them in this process."""
+        """Run workloads in parallel, or one in this process; return 1 if a required one fails."""
         options = options_of(doc, self.scenes, jobs=12, folder=f"out/{self.engine}-invariance")
         if options.here:
             [name] = options.scenes
             run_scene(self.scenes[name], options.folder, name, options.tokens, run)
             return 0
-        for name in options.scenes:  # once, not in each process
+        for name in options.scenes:  # here, so that the processes do not write the same model
             _model(options.folder, self.scenes[name])
         module = f"paged_mla_optimized.engines.{self.engine}.tools.invariance"
         found = {
@@ -90,12 +91,12 @@ class Command:
         if options.out:
             add(options.out, self.engine, found, page)
         failed = [n for n in found if self.scenes[n].is_promised and not keeps(found[n])]
-        print(f"do not keep what they promise: {', '.join(failed) or 'none'}")
+        print(f"not batch-invariant as required: {', '.join(failed) or 'none'}")
         return 1 if failed else 0
 
 
 def run_scene(scene: Scene, folder: Path, name: str, tokens: int, run: Run) -> None:
-    """Run one scene in this process; write what was found after each of its mixes."""
+    """Run one workload in this process; write its result after each mix of prompts."""
     start, path = time.monotonic(), folder / f"{name}.json"
     found: Result = {"tokens": tokens, "mixes": []}
 
@@ -118,26 +119,42 @@ def _model(folder: Path, scene: Scene) -> Path:
 
 
 def prompts() -> list[list[int]]:
-    """Return ragged prompts of two tokens and more.
+    """Return prompts of different lengths of at least two tokens.
 
-    vLLM has those of one token go over latents or over heads, as others beside them decide.
+    With vLLM the other rows of a step decide whether a prompt of one token attends over latents or
+    over per-head keys and values, so these prompts are left out.
     """
     return [prompt for prompt in ragged_prompts(LONGEST) if len(prompt) > 1]
 
 
 def mixes(count: int) -> dict[str, list[int]]:
-    """Return in which numbers and orders so many prompts are asked at once."""
+    """Return the batches of `count` prompts: the name and the numbers of the prompts of each."""
     whole = list(range(count))
     return {
         "together": whole,
         "reversed": whole[::-1],
         "half": whole[::2],
-        "crowd": [*whole, *whole],  # more than there are rows: the last begin late
+        "crowd": [*whole, *whole],  # more prompts than rows, so the last start later
     }
 
 
 def compared(ask: Ask, many: list[list[int]], tokens: int) -> Iterator[dict[str, Any]]:
-    """Ask for each prompt alone; yield of each mix what does not say the same."""
+    """Generate for each prompt alone and in each mix; yield the differences of each mix.
+
+    Parameters
+    ----------
+    ask : callable
+    many : list of list of int
+        The prompts.
+    tokens : int
+        The number of tokens to generate for each prompt.
+
+    Yields
+    ------
+    dict
+        The name of the mix, the number of its prompts, and for each prompt whose tokens or logprobs
+        differ its length, the first step that differs, and the largest difference there.
+    """
     alone = [ask([prompt], [tokens])[0][0] for prompt in many]
     for name, order in mixes(len(many)).items():
         answers, _ = ask([many[i] for i in order], [tokens] * len(order))
@@ -160,7 +177,7 @@ def keeps(result: Result) -> bool:
 
 
 def told(result: Result) -> str:
-    """Return what came of a scene in a line."""
+    """Return the result of a workload as one line."""
     found, error = result.get("mixes", []), result.get("error")
     said = [_kept(found)] if found else []
     said += [_others(found)] if any(mix["others"] for mix in found) else []
@@ -178,11 +195,11 @@ def _others(found: list[dict[str, Any]]) -> str:
     first = min(other["step"] for other in others)
     most = max(other["nats"] for other in others)
     lengths = ", ".join(map(str, sorted({other["length"] for other in others})))
-    return f"of {lengths} tokens, from step {first} on, {most:.2g} nats where they part"
+    return f"prompts of {lengths} tokens differ, from step {first} on, by up to {most:.2g} nats"
 
 
 def page(scenes: dict[str, Result]) -> str:
-    """Return the table of all scenes."""
+    """Return the page with the table of all workloads."""
     lines = [*places(scenes), "", head_of(_COLUMNS)]
     for name, scene in sorted(scenes.items()):
         found, mode = scene.get("mixes", []), "on" if scene["is_on"] else "off"

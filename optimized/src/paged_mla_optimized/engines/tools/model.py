@@ -1,4 +1,4 @@
-"""A DeepSeek-V3 of random weights: full attention widths, few layers, no experts."""
+"""A DeepSeek-V3 with random weights, full attention widths, few layers and no experts."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import torch
 
 VOCAB = 2048
 HIDDEN, Q_LORA, KV_LORA, NOPE, ROPE, VALUE, INTER = 1024, 512, 512, 128, 64, 128, 2048
-LOGIT_GAIN = 4.0  # logits of a few units: some steps are decided, others nearly tie
-QUERY_GAIN, OUTPUT_GAIN = 1.5, 3.0  # attention is selective, and is heard
+LOGIT_GAIN = 4.0  # logits of a few units: some steps have a clear winner, others nearly tie
+QUERY_GAIN, OUTPUT_GAIN = 1.5, 3.0  # attention is selective and affects the logits
 
 
 def build_model(
     folder: Path, *, heads: int, layers: int, mtp: bool = False, family: str = "v3"
 ) -> Path:
-    """Write config.json and weights once; return their folder.
+    """Write config.json and the weights if they do not exist; return their folder.
 
-    Every tensor that attention sees has the scale of a trained one.
+    Every tensor that attention reads has the scale of a tensor in a trained model.
 
     Parameters
     ----------
     folder : Path
-        Where models are kept.
+        The folder that contains the models.
     heads, layers : int
     mtp : bool
-        With a layer that drafts the next token, of random weights as all others.
+        Whether to add a layer with random weights that drafts the next token.
     family : str
-        What it says it is: "v3", or "v2", which without experts is the same model.
+        The model type in the config: "v3" or "v2". Without experts both are the same model.
     """
     home = folder.absolute() / f"{family}-h{heads}-l{layers}{'-mtp' if mtp else ''}"
     if (home / "config.json").exists():
@@ -45,9 +45,10 @@ def build_model(
 def build_models(
     folder: Path, *, heads: int, layers: int, mtp: bool = False, drafts: bool = False
 ) -> tuple[Path, Path]:
-    """Write a model, and one that drafts for it: the same, by another name if `drafts`.
+    """Write a model and its draft model; return both folders.
 
-    Of a DeepSeek-V3 that drafts engines take only the layers that predict further tokens.
+    The draft model is the same model. With `drafts` it is written again as a DeepSeek-V2, because
+    engines use only the MTP layers of a DeepSeek-V3 that is a draft model.
     """
     model = build_model(folder, heads=heads, layers=layers, mtp=mtp)
     if not drafts:

@@ -1,4 +1,4 @@
-"""A table of what ``cells.py`` timed."""
+"""A table of the times that ``cells.py`` measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from paged_mla_optimized.tools.bench.table import head_of, row_of
 
 ATTENTION = "attention"
-"""In place of a backend's name: milliseconds of our kernel, for all layers."""
+"""The name, in place of a backend's, of the times of this package's kernel for all layers."""
 _PLACE = "{engine}, {device}, torch {torch}, triton {triton}, commit {commit}, {date}"
 
 
@@ -22,25 +22,26 @@ _NUMBERS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "leasts": ("ms", min),
     "busy": ("busy_ms", median),
 }
-"""What a ratio is of: times by the clock, or those in which the GPU is busy."""
+"""The numbers of which the table has ratios: wall-clock times, and times with a busy GPU."""
 _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class _Load:
-    """What was timed of one load.
+    """The times of one load.
 
     Parameters
     ----------
     cell : str
     times : dict
-        Of each backend, lists by their unit.
+        For each backend the lists of times, by their unit.
     ratios : dict
-        Of each word of ``_NUMBERS``, the best other's number over ours.
+        For each key of ``_NUMBERS`` the number of the fastest other backend divided by that of this
+        package's backend.
     turns : tuple or None
-        Median of the ratios in the same turn, and its interval.
+        The median of the ratios in the same turn, and its confidence interval.
     part : float or None
-        That attention has of a step.
+        The fraction of a step that attention takes.
     """
 
     cell: str
@@ -50,7 +51,7 @@ class _Load:
     part: float | None
 
     def cells(self, names: list[str]) -> list[str]:
-        """Return its line of the table."""
+        """Return the cells of this load's line in the table, for the backends `names`."""
         shown = [_shown(self.times[name]) if name in self.times else "" for name in names]
         numbers = [_number(ratio, ".3f") for ratio in self.ratios.values()]
         turns = "{:.3f} ({:.3f} to {:.3f})".format(*self.turns) if self.turns else ""
@@ -58,7 +59,18 @@ class _Load:
 
 
 def table(folder: Path, heads: int, ours: str, step: str) -> str:
-    """Return the cells of a head count as Markdown: `ours` beside every other that was timed."""
+    """Return the table of the cells with `heads` heads as Markdown.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of ``HEADS-BACKEND.json``.
+    heads : int
+    ours : str
+        The name of this package's backend, which is compared with every other backend.
+    step : str
+        The work that a time is for.
+    """
     timed = {
         path.stem.split("-", 1)[1]: json.loads(path.read_text())
         for path in sorted(folder.glob(f"{heads}-*.json"))
@@ -72,17 +84,17 @@ def table(folder: Path, heads: int, ours: str, step: str) -> str:
     heavy = [load for load in loads if load.part is not None and load.part > 0.5]
     lines = [*_places(timed), "", head_of([*columns, "attention's part"])]
     lines += [row_of(load.cells(names)) for load in loads]
-    told = [f"ms per {step}, median (least to most), and for how many of them the GPU is busy."]
+    told = [f"ms per {step}: median (least to most), and the ms in which the GPU is busy."]
     if missing := [name for name, one in timed.items() if not one["cells"]]:
-        told.append(f"Asked too, and not timed: {', '.join(missing)}.")
+        told.append(f"Requested, but not timed: {', '.join(missing)}.")
     told += _summary("Ratios", loads)
-    told += _summary("Where attention is over half of the step", heavy)
+    told += _summary("Ratios with attention over half of the step", heavy)
     told += _summary_of_turns(loads)
     return "\n".join([*lines, "", " ".join(told)]) + "\n"
 
 
 def _load(timed: dict[str, Any], cell: str, ours: str, kernel: dict[str, Any] | None) -> _Load:
-    """Return one load; `kernel` are the times of our kernel alone, if there are any."""
+    """Return one load; `kernel` has the times of this package's kernel alone, if available."""
     times = {name: one["cells"][cell] for name, one in timed.items() if cell in one["cells"]}
     ratios = {word: _ratio(times, ours, *number) for word, number in _NUMBERS.items()}
     part = median(kernel["ms"]) / median(times[ours]["ms"]) if kernel else None
@@ -90,7 +102,7 @@ def _load(timed: dict[str, Any], cell: str, ours: str, kernel: dict[str, Any] | 
 
 
 def _places(timed: dict[str, Any]) -> list[str]:
-    """Return on what was timed, and by which commands."""
+    """Return lines with the engine, the device, the versions and the commands of the times."""
     facts = [found["facts"] for found in timed.values()]
     places = dict.fromkeys(f"{_PLACE.format(**one)}, {one['layers']} layers." for one in facts)
     return [*places, *dict.fromkeys(f"`{one['command']}`" for one in facts)]
@@ -112,16 +124,17 @@ def _ratio(
     what: str,
     number: Callable[[list[float]], float],
 ) -> float | None:
-    """Return the best other's time over ours, or nothing where one of them is not known."""
+    """Return the fastest other backend's time divided by ours; ``None`` if one is missing."""
     times = {name: number(one[what]) for name, one in found.items() if what in one}
     mine = times.pop(ours, None)
     return min(times.values()) / mine if times and mine is not None else None
 
 
 def _of_turns(timed: dict[str, Any], cell: str, ours: str) -> tuple[float, float, float] | None:
-    """Return the median of the best other's time over ours in the same turn, and its interval.
+    """Return the median ratio of the fastest other backend's time to ours, and its interval.
 
-    Nothing where engines did not live together, or the turns are too few for an interval.
+    Each ratio is of times in the same turn. The result is ``None`` if the engines did not run with
+    ``--together``, or if there are too few turns for an interval.
     """
     together = {
         name: _turns(one["cells"][cell]["ms"], one["facts"].get("repeats", 1))
@@ -132,7 +145,7 @@ def _of_turns(timed: dict[str, Any], cell: str, ours: str) -> tuple[float, float
     found = [
         (median(ratios), *interval)
         for times in together.values()
-        # Who failed, or had no time left, has none of the turns that followed.
+        # A backend that failed, or had no time left, lacks the later turns.
         if (ratios := [his / own for his, own in zip(times, mine, strict=False)])
         and (interval := interval_of_median(ratios))
     ]
@@ -140,14 +153,15 @@ def _of_turns(timed: dict[str, Any], cell: str, ours: str) -> tuple[float, float
 
 
 def _turns(ms: list[float], repeats: int) -> list[float]:
-    """Return one time of each turn: its windows follow each other, and would count as one."""
+    """Return one time of each turn: the median of its windows, which are not independent."""
     return [median(ms[first : first + repeats]) for first in range(0, len(ms), repeats)]
 
 
 def interval_of_median(values: list[float]) -> tuple[float, float] | None:
-    """Return the narrowest two of the values between which the median lies, at 95 % or more.
+    """Return the narrowest confidence interval of the median, at 95 % or more, or ``None``.
 
-    Whatever they are drawn from: each lies below the median as often as above. Six are needed.
+    Both ends are values of the sample. The interval holds for every distribution, because each
+    value is as often below the median as above it. It needs at least six values.
     """
     count, outside, cut = len(values), 0.0, 0
     while (outside := outside + 2 * comb(count, cut) / 2**count) <= 1 - _CONFIDENCE:
@@ -173,7 +187,7 @@ def _summary_of_turns(loads: list[_Load]) -> list[str]:
         return []
     middles, _, highs = zip(*turns, strict=True)
     told = (
-        f"Ratios of times in the same turn, their median and where it lies with a probability of "
+        f"Ratios of times in the same turn, their median and its confidence interval of "
         f"{_CONFIDENCE:.0%}: geometric mean {geometric_mean(middles):.3f}, least "
         f"{min(middles):.3f}, least upper end {min(highs):.3f} of {len(middles)}."
     )

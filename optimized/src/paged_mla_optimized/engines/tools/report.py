@@ -1,4 +1,4 @@
-"""What a command that compares an engine's backends says of its scenes, and leaves behind."""
+"""The printed results and the report files of a command that compares an engine's backends."""
 
 from __future__ import annotations
 
@@ -17,25 +17,29 @@ from paged_mla_shared.folders import make_folders
 _COLUMNS = ["scene", "steps", "nats apart, most; with prefix hits", "median", "likeliest differs"]
 _COLUMNS += ["gap there, most", "own two: nats apart, most", "gap, most", "commit"]
 _FAILS = (
-    "A scene fails where it is further from the yardstick than any two passes of the engine's own "
-    "backends are from each other in all scenes of the same model and cache."
+    "A workload fails if it is further from the reference backend than any two passes of the "
+    "engine's own backends are from each other in all workloads of the same model and cache."
 )
 
 
 Result: TypeAlias = dict[str, Any]
-"""Of a scene its ``runs`` and every two passes of ``own`` backends, or what ``error`` ended it."""
+"""The result of a workload.
+
+It has the ``runs`` and the distances ``own`` between every two passes of the engine's own backends,
+or the ``error`` that ended the workload.
+"""
 
 
 class Scene(Protocol):
-    """What an engine is asked."""
+    """A workload: a configuration of an engine and its model."""
 
     @property
     def heads(self) -> int:
-        """Of the model."""
+        """The number of heads of the model."""
 
     @property
     def kv_cache_dtype(self) -> str:
-        """In the engine's words."""
+        """The engine's name of the cache dtype."""
 
 
 S = TypeVar("S", bound=Scene)
@@ -48,22 +52,24 @@ def judge(
     problem_of: Callable[[S, dict[str, Any]], str],
     earlier: Mapping[str, Result] | None = None,
 ) -> dict[str, str]:
-    """Print every scene; return what is wrong with each, or "".
+    """Print the result of every workload; return the problem of each, or "" without a problem.
 
-    Our passes may not be further from the yardstick than any two passes of the engine's own
-    backends are from each other, in all scenes of the same model and cache, these and `earlier`.
+    The passes of this package's backend must not be further from the reference backend than any two
+    passes of the engine's own backends are from each other, in all workloads of the same model and
+    cache, including those of `earlier` runs.
 
     Parameters
     ----------
     results : dict
-        By scene.
+        The result of each workload, by name.
     ours : str
-        Name of our backend.
+        The name of this package's backend.
     scenes : mapping
+        The workloads, by name.
     problem_of : callable
-        Says what else is wrong with a scene and our run in it.
+        Returns any other problem of a workload and of the run with this package's backend.
     earlier : mapping or None
-        See :func:`read`.
+        Results of earlier runs, as :func:`read` returns them.
     """
     found, known = {}, {**(earlier or {}), **results}
     width = max(map(len, results))
@@ -77,8 +83,8 @@ def judge(
             problem = problem_of(scenes[name], mine[0])
             problem = problem or _beyond(mine[0]["passes"], _own(name, known, scenes, ours))
         else:
-            problem = f"no answer of {ours}: {result.get('error', f'see {name}.log')}"
-        print(f"{name:{width}} {problem or 'as far apart as its own backends, or less'}")
+            problem = f"{ours} has no result: {result.get('error', f'see {name}.log')}"
+        print(f"{name:{width}} {problem or 'passed: within the distance of its own backends'}")
         found[name] = problem
     return found
 
@@ -88,11 +94,14 @@ def _failure(run: dict[str, Any]) -> str:
 
 
 def _beyond(ours: list[Any], own: list[Any]) -> str:
-    return beyond(ours, own) if own else "no own backend answered that it could be held against"
+    return beyond(ours, own) if own else "no backend of the engine itself has a result to compare"
 
 
 def _own(name: str, results: Mapping[str, Result], scenes: Mapping[str, S], ours: str) -> list[Any]:
-    """Return pairs of scenes alike, where more than the yardstick answered."""
+    """Return the pairs of all workloads of the same model and cache.
+
+    A workload counts only if another backend of the engine than the reference backend has a result.
+    """
 
     def model(scene: S) -> tuple[int, str]:
         return scene.heads, scene.kv_cache_dtype
@@ -110,7 +119,7 @@ def _own(name: str, results: Mapping[str, Result], scenes: Mapping[str, S], ours
 
 
 def read(stem: Path | None, engine: str) -> dict[str, Result]:
-    """Return what STEM.json says of scenes that this engine ran on this kind of device."""
+    """Return the results in STEM.json that have this release of the engine and this device."""
     path = stem.with_suffix(".json") if stem else None
     if path is None or not path.exists():
         return {}
@@ -129,17 +138,18 @@ def _facts(engine: str) -> dict[str, str]:
 def write(
     stem: Path, engine: str, ours: str, results: dict[str, Result], problems: dict[str, str]
 ) -> None:
-    """Write what :func:`judge` found of scenes to STEM.json and STEM.md, see :func:`add`.
+    """Write results and the problems that :func:`judge` returned with :func:`add`.
 
     Parameters
     ----------
     stem : Path
+        STEM.json and STEM.md are written.
     engine : str
-        Package that was run.
+        The package of the engine.
     ours : str
-        Name of our backend in it.
+        The name of this package's backend in the engine.
     results, problems : dict
-        By scene.
+        The result and the problem of each workload, by name.
     """
     judged = {name: {"problem": problems[name]} | result for name, result in results.items()}
     add(stem, engine, judged, partial(page, ours=ours))
@@ -151,17 +161,17 @@ def add(
     results: dict[str, Result],
     page_of: Callable[[dict[str, Result]], str],
 ) -> None:
-    """Write STEM.json and STEM.md: these scenes, and those of earlier runs that were not run now.
+    """Add results to STEM.json and write STEM.md; other workloads of earlier runs stay.
 
     Parameters
     ----------
     stem : Path
     engine : str
-        Package that was run.
+        The package of the engine.
     results : dict
-        By scene.
+        The result of each workload, by name.
     page_of : callable
-        Returns the page of all scenes: each has its ``facts`` too.
+        Returns the text of STEM.md for all results, to which ``facts`` have been added.
     """
     path = stem.with_suffix(".json")
     scenes = json.loads(path.read_text()) if path.exists() else {}
@@ -173,17 +183,17 @@ def add(
 
 
 def places(scenes: dict[str, Result]) -> list[str]:
-    """Return on what scenes ran."""
+    """Return a line for each combination of engine, device, versions and date of the results."""
     place = "{engine}, {device}, torch {torch}, triton {triton}, {date}"
     return sorted({place.format(**scene["facts"]) for scene in scenes.values()})
 
 
 def page(scenes: dict[str, Result], ours: str) -> str:
-    """Return the table of all scenes."""
+    """Return the page with the table of all workloads."""
     lines = [*places(scenes), "", head_of(_COLUMNS)]
     lines += [_line(name, scene, ours) for name, scene in sorted(scenes.items())]
     problems = [f"{name}: {found['problem']}" for name, found in scenes.items() if found["problem"]]
-    return "\n".join([*lines, "", *(problems or ["No scene failed."]), _FAILS]) + "\n"
+    return "\n".join([*lines, "", *(problems or ["No workload failed."]), _FAILS]) + "\n"
 
 
 def _line(name: str, scene: Result, ours: str) -> str:

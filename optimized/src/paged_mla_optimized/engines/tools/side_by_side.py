@@ -1,4 +1,4 @@
-"""Engines that live side by side, and are timed in turns."""
+"""Time several engines that run at the same time, with interleaved turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Cell:
-    """A load."""
+    """A load: a number of rows, each with the same context length."""
 
     rows: int
     context: int
@@ -21,32 +21,32 @@ class Cell:
 
 
 class Timer(Protocol):
-    """An engine that runs."""
+    """A running engine that can time its steps."""
 
     def seconds(self, cell: Cell) -> float:
-        """Return how long a cell should take; infinite where the cache has no room for it."""
+        """Return the expected seconds of a cell; infinity if the cell does not fit the cache."""
 
     def step_ms(self, cell: Cell, repeats: int) -> list[float]:
-        """Return the milliseconds of a step, of so many windows of the same requests."""
+        """Return the milliseconds of a step in each of `repeats` windows of the same requests."""
 
     def busy_ms(self, cell: Cell) -> float:
-        """Return for how many of a step's milliseconds the GPU is busy, by a profiler.
+        """Return the milliseconds of a step in which the GPU is busy, by a profiler.
 
-        An engine may be slower once it has been profiled: all is timed before that.
+        An engine may be slower after it has been profiled, so callers time all cells first.
         """
 
 
 class Cells(Protocol):
-    """What is timed of one backend."""
+    """The measurements of one backend."""
 
     def say_made(self) -> None:
-        """Say how long it took to make an engine."""
+        """Print how long the creation of the engine took."""
 
     def time_cell(self, timer: Timer, cell: Cell) -> None:
-        """Time one cell, if there is room and time."""
+        """Time one cell if there are memory and time for it."""
 
     def profile(self, timer: Timer) -> None:
-        """Profile what was timed."""
+        """Profile the timed cells."""
 
 
 @dataclass
@@ -56,12 +56,12 @@ class Together:
     Parameters
     ----------
     make : callable
-        Makes an engine of a backend, gives it to a user, and ends it.
+        Creates an engine of a backend, passes its timer to a callback, and ends the engine.
     timed : dict of str to Cells
-        Of each backend.
+        The measurements of each backend.
     cells : list of Cell
     rounds : int
-        Turns of each backend in a cell.
+        The number of turns of each backend in a cell.
     """
 
     make: Callable[[str, Callable[[Timer], None]], None]
@@ -71,11 +71,11 @@ class Together:
     alive: dict[str, Timer] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
-        """Make an engine of each backend, time all cells, profile, and end them."""
+        """Create an engine of each backend, time all cells, profile them, and end the engines."""
         self._open(list(self.timed))
 
     def _open(self, left: list[str]) -> None:
-        """Make engines of the backends that are left, one inside the use of another."""
+        """Create engines of the remaining backends, each inside the callback of the previous."""
         if not left:
             self._time()
             return
@@ -91,13 +91,13 @@ class Together:
 
         try:
             self.make(backend, use)
-        except Exception:  # engines raise what they like, and the others are timed all the same
+        except Exception:  # engines raise any exception, and the other backends are still timed
             tell_error(backend)
         if not is_made:
             self._open(others)
 
     def _time(self) -> None:
-        """Time each cell by all engines, round by round, so that a slow host is slow for all."""
+        """Time each cell with all engines, round by round, so that a slow host affects them all."""
         for cell in self.cells:
             for first in range(self.rounds):
                 for backend in rotated(list(self.alive), first):
@@ -106,20 +106,20 @@ class Together:
             self._try(backend, self.timed[backend].profile)
 
     def _try(self, backend: str, act: Callable[[Timer], None]) -> None:
-        """Do something with an engine, or be done with it."""
+        """Call `act` with the timer of an engine; remove the engine if that raises an error."""
         try:
             act(self.alive[backend])
-        except Exception:  # an engine may fail in any way, and the others are timed all the same
+        except Exception:  # engines raise any exception, and the other backends are still timed
             tell_error(backend)
             del self.alive[backend]
 
 
 def rotated(names: list[str], first: int) -> list[str]:
-    """Return the names from one of them on, round and round: a host grows faster or slower."""
+    """Return the names rotated by `first`, so that the order differs from round to round."""
     first %= max(len(names), 1)
     return names[first:] + names[:first]
 
 
 def tell_error(backend: str) -> None:
-    """Print the end of what was raised."""
+    """Print the end of the current exception's traceback."""
     print(f"{backend}: {traceback.format_exc()[-900:]}", flush=True)

@@ -1,4 +1,4 @@
-"""For how long a GPU was busy, by a trace of ``torch.profiler``."""
+"""Compute how long a GPU was busy from a trace of ``torch.profiler``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class Span(NamedTuple):
-    """What ran on the GPU, in microseconds, and the number of the call that launched it."""
+    """An operation on the GPU: start and end in microseconds, and the number of its launch."""
 
     start: float
     end: float
@@ -23,29 +23,42 @@ class Span(NamedTuple):
 
 
 def take(folder: Path) -> list[dict[str, Any]]:
-    """Return the events of the trace in a folder, which is deleted: the next one comes alone."""
+    """Return the events of the one trace in a folder, and delete the trace.
+
+    Raises
+    ------
+    RuntimeError
+        The folder does not contain exactly one trace.
+    """
     paths = sorted(folder.glob("*.json*"))
     if len(paths) != 1:
-        raise RuntimeError(f"{folder} has {len(paths)} traces: one of what was profiled last")
+        raise RuntimeError(
+            f"{folder} has {len(paths)} traces, but must contain one; delete traces of earlier runs"
+        )
     [path] = paths
     data = path.read_bytes()
     path.unlink()
-    # Names of kernels are written as they are: not strictly JSON, if there is a tab in one.
+    # The profiler does not escape names of kernels, and a tab in a name is not strict JSON.
     found = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data, strict=False)
     events: list[dict[str, Any]] = found["traceEvents"]
     return events
 
 
 def busy_ms(events: list[dict[str, Any]]) -> float:
-    """Return for how many milliseconds anything ran on the GPU: what overlaps counts once."""
+    """Return the milliseconds in which the GPU was busy; overlapping operations count once."""
     return _busy_us(_spans(events), -math.inf, math.inf) / 1e3
 
 
 def busy_ms_of_step(events: list[dict[str, Any]]) -> float:
-    """Return the median of steps that launch a graph each.
+    """Return the median busy milliseconds of steps that launch one CUDA graph each.
 
-    A graph is what one call launches many kernels with. A step lasts from its start to that of the
-    next one, so that other kernels between the two are the step's as well.
+    A launch with several kernels is a graph. A step lasts from the start of its graph to the start
+    of the next graph, so that it includes other kernels between the two.
+
+    Raises
+    ------
+    RuntimeError
+        The trace has fewer than two graphs.
     """
     spans = _spans(events)
     kernels = Counter(span.call for span in spans)
@@ -55,7 +68,10 @@ def busy_ms_of_step(events: list[dict[str, Any]]) -> float:
             begins.setdefault(span.call, span.start)
     steps = [_busy_us(spans, start, end) for start, end in pairwise(begins.values())]
     if not steps:
-        raise RuntimeError(f"{len(begins)} graphs in {len(spans)} kernels of a trace: two or more")
+        raise RuntimeError(
+            f"the trace has {len(begins)} graphs in {len(spans)} kernels, but needs at least two "
+            "graphs"
+        )
     return median(steps) / 1e3
 
 

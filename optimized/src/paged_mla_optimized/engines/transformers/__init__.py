@@ -1,17 +1,17 @@
-"""DeepSeek-V2 and V3 of the transformers library over a paged cache of latents.
+"""Run DeepSeek-V2 and V3 of the transformers library over a paged cache of latents.
 
-Importing it registers the attention implementation "paged_mla".
+Importing this module registers the attention implementation "paged_mla".
 
 Examples
 --------
-With a DeepSeek model on a GPU and tokenised prompts:
+With a DeepSeek model on a GPU and tokenized prompts:
 
 >>> model.set_attn_implementation("paged_mla")
 >>> pool = LatentPool(model, num_blocks=1024)
 >>> output = model.generate(**inputs, cache=PagedMlaCache(pool))
 
 Releases before 5.24 call the argument ``past_key_values``. On a CPU, set ``TRITON_INTERPRET=1``
-before anything imports Triton.
+before the first import of Triton.
 """
 
 from paged_mla_optimized.engines.transformers.attention import register

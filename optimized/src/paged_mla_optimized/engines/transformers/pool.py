@@ -32,42 +32,42 @@ LIBRARY: dict[type[nn.Module], ModuleType] = {
     v2.DeepseekV2Attention: v2,
     v3.DeepseekV3Attention: v3,
 }
-"""The attention that is served, and the file that defines it."""
+"""The supported attention classes, and the module of the library that defines each."""
 
 
 class LatentPool(Uncopied):
-    """What the caches of one model share; a block holds the same tokens in every layer.
+    """The blocks of latents that all caches of one model share.
 
-    Blocks may be in several rows, and in several caches, at once; one that is goes into a copy
-    before it is written. Forwards over a pool do not overlap, whatever their caches: one that
-    begins while another is under way, in another thread or around it, is refused.
+    A block contains the same tokens in every layer. Several rows and several caches may share a
+    block; a row copies a shared block before it writes to it. Only one forward at a time may use a
+    pool, with any of its caches. A second forward raises an error if it starts during the first
+    one, in another thread or nested inside it.
 
     Parameters
     ----------
     model : PreTrainedModel
-        DeepSeek-V2 or V3, or a model that has one inside; on one device, in float32, float16 or
-        bfloat16. Its attention modules will hand latents on where they meet a
-        :class:`PagedMlaCache`, and work as before with any other cache.
+        DeepSeek-V2 or V3, or a model that contains one; on one device, in float32, float16 or
+        bfloat16. The constructor changes its attention modules so that they pass on the latents of
+        a :class:`PagedMlaCache`. They work as before with any other cache.
     num_blocks : int
-        Tokens of all rows of all caches fit ``num_blocks * block_size``, each row's last block
-        partly filled. The pool takes ``layers * num_blocks * block_size * (R + P)`` numbers of the
-        model's dtype.
+        The number of blocks. All rows of all caches together have space for
+        ``num_blocks * block_size`` tokens, and the last block of each row may be partly filled. The
+        pool has ``layers * num_blocks * block_size * (R + P)`` elements of the model's dtype.
     block_size : int
     max_rows : int
-        Largest batch, beams and returned sequences counted.
+        The largest batch, with beams and returned sequences counted.
     max_step_tokens : int
-        Most tokens of one forward, padding not counted.
+        The largest number of tokens in one forward, without padding.
     max_length : int or None
-        Longest row; ``None`` takes the model's ``max_position_embeddings``.
+        The length of the longest row; ``None`` means the model's ``max_position_embeddings``.
 
     Raises
     ------
     InvalidArgument
-        A size that is no integer, or below 1; no model.
+        A size is not an integer or is below 1, or `model` is not a module.
     Unsupported
-        Another attention, or one of a sliding window; a ``kv_b_proj`` that is adapted, hooked,
-        patched, quantized, offloaded or cut in parts; layers that scale scores differently, or
-        differ in dtype or device.
+        The model has another attention or a sliding window; a ``kv_b_proj`` is adapted, hooked,
+        patched, quantized, offloaded or divided; layers differ in softmax scale, dtype or device.
     """
 
     def __init__(
@@ -108,16 +108,17 @@ class LatentPool(Uncopied):
         )
         width = attention.kv_lora_rank + attention.qk_rope_head_dim
         shape = (len(modules), num_blocks, block_size, width)
-        with torch.inference_mode(mode=False):  # else torch writes to them in that mode alone
+        # Tensors that are created in inference mode can be written to only in that mode.
+        with torch.inference_mode(mode=False):
             self.mla = MlaLayer(config, weight.device)
-            """The kernels; one plan serves all layers of a step."""
+            """The kernels; one plan describes a step to all layers."""
             self.latents = torch.empty(shape, dtype=weight.dtype, device=weight.device)
             """[layers, num_blocks, block_size, R + P]."""
         self.step: object = None
-        """The step that the kernels are planned for."""
+        """The step of the current plan."""
         names = [name for name, module in model.named_modules() if module in modules]
         self.turns = Turns(model, names)
-        """The forward that it is in."""
+        """The forward that uses the pool."""
         self._modules = [weakref.ref(module) for module in modules]
         self._depth = self.model_config.num_hidden_layers
         self._owners = np.zeros(num_blocks, dtype=np.int64)
@@ -127,30 +128,31 @@ class LatentPool(Uncopied):
 
     @property
     def config(self) -> MlaConfig:
-        """Sizes and capacities."""
+        """The configuration of the attention."""
         return self.mla.config.attention
 
     @property
     def num_free(self) -> int:
-        """Blocks in no row."""
+        """The number of blocks that no row uses."""
         return len(self._free)
 
     def serves(self, module: nn.Module, layer: int) -> bool:
-        """Whether this pool's `layer` holds what `module` writes."""
+        """Return whether `module` is the attention module of this pool's `layer`."""
         return self._modules[layer]() is module
 
     def check_modules(self, layer: int) -> None:
-        """Check what the kernels take for granted, which may have changed since the pool was made.
+        """Check that the modules still have the properties that the kernels assume.
 
-        Of the first layer's turn all modules are checked, so that nothing has changed where one is
-        refused; of a later turn that layer's once more, since hooks may have changed it meanwhile.
+        For the first layer the method checks all modules, so that an error leaves the cache
+        unchanged. For a later layer it checks the layer's module again, because a hook may have
+        changed the module since.
 
         Raises
         ------
         InvalidArgument
-            The model has another dtype or number of layers, or is on another device.
+            The model has another dtype, device or number of layers than at the pool's creation.
         Unsupported
-            As :class:`LatentPool` says.
+            A module is not supported, for a reason that :class:`LatentPool` lists.
         """
         modules = (reference() for reference in self._modules[layer : layer + 1 if layer else None])
         present = [module for module in modules if module is not None]
@@ -159,79 +161,91 @@ class LatentPool(Uncopied):
         now, then = ((at.dtype, at.device) for at in (weight, self.latents))
         if now != then:
             given, as_before = (f"{dtype} on {device}" for dtype, device in (now, then))
-            allowed = f"{as_before}, as its LatentPool was made for; or make another pool of it"
+            allowed = f"{as_before}, as at the creation of its LatentPool; or create another pool"
             raise InvalidArgument("model", given, allowed)
         depth = self.model_config.num_hidden_layers
         if depth != self._depth:
-            allowed = f"{self._depth}, as when its LatentPool was made"
+            allowed = f"{self._depth}, as at the creation of its LatentPool"
             raise InvalidArgument("model.config.num_hidden_layers", depth, allowed)
 
     def check_expansion(self, layer: int) -> None:
-        """Check the ``expand_kv`` that latents of a layer are about to be handed to.
+        """Check the ``expand_kv`` of a layer, which the latents will bypass.
 
         Raises
         ------
         Unsupported
-            It is not the library's own, which they pass by.
+            The ``expand_kv`` is not that of the library.
         """
         module = self._modules[layer]()
         if module is not None:
             check_expansion(module, _library_of(module), pass_on)
 
     def take(self, count: int) -> list[int]:
-        """Return blocks that nobody has.
+        """Take `count` free blocks and return their numbers.
 
         Raises
         ------
         InvalidArgument
-            There are fewer; none is taken then.
+            Fewer blocks are free. The method takes none then.
         """
         if count > len(self._free):
             given = f"{len(self._owners)}, of which {len(self._free)} are free"
-            allowed = f"{count} free ones for this step; reset or drop caches that are done with"
+            allowed = (
+                f"at least {count} free blocks for this step; reset or delete caches that are no "
+                "longer used, or create a larger pool"
+            )
             raise InvalidArgument("num_blocks", given, allowed)
         taken = [self._free.pop() for _ in range(count)]
         self._owners[taken] = 1
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Give each block one more owner."""
+        """Add one owner to each block."""
         for block in blocks:
             self._owners[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Take one owner from each block; one without any is free."""
+        """Remove one owner from each block; a block without owners is free."""
         for block in blocks:
             self._owners[block] -= 1
             if self._owners[block] == 0:
                 self._free.append(block)
 
     def num_owners(self, block: int) -> int:
-        """Rows that have a block; none of several may write to it."""
+        """Return the number of rows that use a block. Only a single owner may write to it."""
         return int(self._owners[block])
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy blocks in all layers."""
+        """Copy each source block to its target block, in all layers."""
         self.latents[:, list(targets)] = self.latents[:, list(sources)]
 
 
 def attention_modules(model: nn.Module) -> list[Any]:
-    """Return the attention of each layer, in order.
+    """Return the attention module of each layer, in order.
 
     Raises
     ------
     Unsupported
-        As :class:`LatentPool` says.
+        The model is not supported, for a reason that :class:`LatentPool` lists.
     """
     known: list[Any] = [part for part in model.modules() if isinstance(part, tuple(LIBRARY))]
     names = " or ".join(attention.__name__ for attention in LIBRARY)
     if not known:
-        raise Unsupported(f"{type(model).__name__}: no layer is a {names}")
+        raise Unsupported(
+            f"{type(model).__name__} is not supported by paged_mla, because no layer is a {names}; "
+            "use a DeepSeek-V2 or V3 model"
+        )
     if [module.layer_idx for module in known] != list(range(len(known))):
-        raise Unsupported(f"{type(model).__name__}: layers other than {names}")
+        raise Unsupported(
+            f"{type(model).__name__} is not supported by paged_mla; "
+            f"every layer must be a {names}, in the order of layer_idx"
+        )
     window = getattr(known[0].config, "sliding_window", None)
     if window is not None:
-        raise Unsupported(f"sliding_window {window}: every query sees all of its row")
+        raise Unsupported(
+            f"sliding_window={window} is not supported by paged_mla; "
+            "use a model without sliding-window attention"
+        )
     _check_modules(known, known[0].scaling)
     return known
 
@@ -241,7 +255,10 @@ def _check_modules(modules: Sequence[Any], scaling: float) -> None:
     placed = None
     for module in modules:
         if module.scaling != scaling:
-            raise Unsupported(f"scaling {module.scaling} beside {scaling}: one for all layers")
+            raise Unsupported(
+                f"layers with different values of scaling, {module.scaling} and {scaling}, are not "
+                "supported by paged_mla; all layers must share one softmax scale"
+            )
         per_head = module.qk_nope_head_dim + module.v_head_dim
         shape = (module.num_heads * per_head, module.kv_lora_rank)
         check_projection(module.layer_idx, module.kv_b_proj, shape)
@@ -251,9 +268,12 @@ def _check_modules(modules: Sequence[Any], scaling: float) -> None:
         placed = placed or here
         if here != placed:
             given = " and ".join(f"{dtype} on {device}" for dtype, device in (placed, here))
-            raise Unsupported(f"layers of {given}: one dtype on one device")
+            raise Unsupported(
+                f"layers of {given} are not supported by paged_mla; "
+                "load all layers in one dtype on one device"
+            )
 
 
 def _library_of(module: nn.Module) -> ModuleType:
-    """Return the file of the library that defines a module's class, or the one that it extends."""
+    """Return the module of the library that defines the class of `module` or its base class."""
     return next(file for known, file in LIBRARY.items() if isinstance(module, known))

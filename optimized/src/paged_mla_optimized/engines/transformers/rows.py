@@ -1,4 +1,4 @@
-"""The rows of a batch: their blocks, lengths and padding, and the step that they are in."""
+"""The rows of a batch: their blocks, lengths and padding, and their current step."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Step:
     Parameters
     ----------
     shape : (int, int)
-        B rows of T tokens, padded ones included.
+        The number of rows B and of tokens per row T, padding included.
     tokens : int64 [n] or None
-        Which of the B * T tokens are none of padding; ``None`` if all are.
+        The numbers of those of the B * T tokens that are not padding; ``None`` if none is padding.
     mask : bool [B, columns] or None
-        What the first layer was given.
+        The mask that the first layer got.
     next_layer : int
         The layer that attends next.
     """
@@ -42,10 +42,10 @@ class Step:
 
 
 class Rows:
-    """What one cache holds of a pool.
+    """The rows of one cache in a pool.
 
-    The library counts columns of a rectangle, in which a mask marks padding; here a row has its
-    own tokens alone, so that padding is neither stored nor read, wherever it stands.
+    The library counts the columns of a rectangle, in which a mask marks padding. A row of this
+    class has only its own tokens: padding at any position is neither stored nor read.
 
     Parameters
     ----------
@@ -57,14 +57,14 @@ class Rows:
         self.blocks: list[list[int]] = []
         self.is_token: NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)  # [B, columns]
         self.step: Step | None = None
-        self._lacks_tokens = False  # those of a forward that was refused
+        self._lacks_tokens = False  # whether a forward of these rows raised an error at its start
 
     def __del__(self) -> None:
-        for blocks in self.blocks:  # no module may be there any more as Python ends
+        for blocks in self.blocks:  # without itertools: modules may be gone when Python exits
             self.pool.release(blocks)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled, or copied as if blocks had no owners.
+        """Reject pickling and shallow copies, which would not count the owners of blocks.
 
         Raises
         ------
@@ -72,17 +72,18 @@ class Rows:
             Always.
         """
         raise Unsupported(
-            "pickling or copying a PagedMlaCache, whose tokens lie in its pool: keep the token ids "
-            "and run them again; within a process, copy.deepcopy shares the blocks"
+            "pickling or copying a PagedMlaCache is not supported, because its tokens are in its "
+            "pool; keep the token ids and run them again, or use copy.deepcopy within a process, "
+            "which shares the blocks"
         )
 
     @property
     def columns(self) -> int:
-        """Length as the library counts it."""
+        """The number of cached columns, padding included, which the library calls the length."""
         return int(self.is_token.shape[1])
 
     def fork(self) -> Rows:
-        """Return the same rows again, in the same blocks."""
+        """Return a copy of these rows that shares their blocks."""
         self.pool.turns.check_idle(self)
         twin = Rows(self.pool)
         twin.blocks = [list(blocks) for blocks in self.blocks]
@@ -92,7 +93,7 @@ class Rows:
         return twin
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all rows and free their blocks."""
         self.pool.turns.check_idle(self)
         self._drop()
 
@@ -102,7 +103,7 @@ class Rows:
         self._lacks_tokens = False
 
     def select(self, rows: Sequence[int]) -> None:
-        """Let row i be what row ``rows[i]`` is."""
+        """Replace row i by row ``rows[i]``."""
         self.pool.turns.check_idle(self)
         chosen = [list(self.blocks[row]) for row in rows]
         self.pool.share(itertools.chain(*chosen))
@@ -110,7 +111,7 @@ class Rows:
         self.blocks, self.is_token = chosen, self.is_token[list(rows)]
 
     def crop(self, columns: int) -> None:
-        """Forget the last `columns` of every row."""
+        """Remove the last `columns` columns of every row, and free blocks that become empty."""
         self.pool.turns.check_idle(self)
         self.is_token = self.is_token[:, : max(self.columns - columns, 0)]
         self._lacks_tokens = False
@@ -120,19 +121,19 @@ class Rows:
             del blocks[needed:]
 
     def _take_turn(self) -> None:
-        """Let this forward have the pool.
+        """Reserve the pool for the forward of these rows.
 
-        A cache whose forward was refused lacks the tokens of that forward. A caller that goes on
-        without looking at the error would get answers as if they had never been there.
+        If the pool is in use, the cache lacks the tokens of this forward. A caller that ignores the
+        error and continues would get outputs without these tokens, so later forwards raise too.
 
         Raises
         ------
         InvalidArgument
-            Another forward has the pool, or had it when this cache was given to one.
+            Another forward uses the pool, or used it at an earlier forward of these rows.
         """
         if self._lacks_tokens:
-            given = "a cache without the tokens of a forward that was refused"
-            allowed = "reset() it first, or crop(0) it and repeat that forward"
+            given = "a cache without the tokens of an earlier forward, which raised an error"
+            allowed = "a complete cache; call reset(), or call crop(0) and repeat that forward"
             raise InvalidArgument("cache", given, allowed)
         try:
             self.pool.turns.take(self)
@@ -141,14 +142,14 @@ class Rows:
             raise
 
     def check_module(self, module: Any, layer: int) -> None:
-        """Check that a module is the one of a layer, and as the kernels take it for granted.
+        """Check that `module` is the pool's module of `layer` and that the kernels support it.
 
         Raises
         ------
         InvalidArgument
-            It is another model's, or as :meth:`LatentPool.check_modules` says.
+            The module belongs to another model, or :meth:`LatentPool.check_modules` raises it.
         Unsupported
-            As :class:`LatentPool` says.
+            The module is not supported, for a reason that :class:`LatentPool` lists.
         """
         if not self.pool.serves(module, layer):
             given = f"layer {layer} of another model"
@@ -163,7 +164,7 @@ class Rows:
         latents: tuple[torch.Tensor, torch.Tensor],
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Append a layer's latents and attend to its rows; the first layer plans for all.
+        """Append a layer's latents and compute its attention; the first layer plans for all.
 
         Parameters
         ----------
@@ -173,12 +174,21 @@ class Rows:
         query : dtype [B, H, T, N + P]
         latents : dtype [B, 1, T, R] and [B, 1, T, P]
         mask : bool [B, columns] or None
-            Which tokens of the rectangle are none of padding, those cached before included.
+            True for the columns that are tokens and False for padding, over the cached columns and
+            the new ones; ``None`` if all are tokens.
 
         Returns
         -------
         out : dtype [B, T, H, V]
-            0 for padding.
+            The outputs of padding are 0.
+
+        Raises
+        ------
+        InvalidArgument
+            The pool is in use, the layers of a forward are not called in order or get different
+            tokens, or the step does not fit the cache or the pool.
+        Unsupported
+            ``torch.autocast`` has changed the dtype of an input.
         """
         pool = self.pool
         self._take_turn()
@@ -187,7 +197,7 @@ class Rows:
             self._begin(query.shape[0], query.shape[2], mask)
         step = self.step
         if step is None or pool.step is not step or step.next_layer != layer:
-            given = f"layer {layer} out of turn"
+            given = f"a call of layer {layer} out of order"
             raise InvalidArgument("cache", given, "all layers of one forward in order")
         self._check_same_step(step, query, mask)
         flat = [_lines(tensor, step.tokens) for tensor in (query, *latents)]
@@ -200,7 +210,7 @@ class Rows:
         widths = [config.qk_nope_head_dim, config.attention.qk_rope_head_dim]
         q_nope, q_pe = torch.split(queries, widths, dim=-1)
         out, _ = pool.mla.attend(q_nope, q_pe, cache, weights)
-        step.next_layer += 1  # only now: a layer that was cut off has not been cached
+        step.next_layer += 1  # after the calls: a layer that raised has no complete cache
         if step.next_layer == pool.latents.shape[0]:
             pool.turns.end()
         if step.tokens is not None:
@@ -209,27 +219,34 @@ class Rows:
         return out.view(*step.shape, *out.shape[1:])
 
     def _begin(self, num_rows: int, num_tokens: int, mask: torch.Tensor | None) -> None:
-        """Check a step, make room for its tokens and plan it; nothing changes if it is wrong."""
+        """Check a step, allocate blocks for its tokens and plan it.
+
+        The rows and the pool are unchanged if a check raises an error.
+        """
         pool, config = self.pool, self.pool.config
         self._check_finished()
         if num_rows > config.max_rows:
             raise InvalidArgument("max_rows", f"{num_rows} rows", f"at most {config.max_rows}")
         if self.columns > 0 and num_rows != len(self.blocks):
             given = f"a batch of {num_rows}"
-            allowed = f"{len(self.blocks)} rows, as cached; batch_repeat_interleave() makes more"
+            allowed = f"{len(self.blocks)} rows, as cached; batch_repeat_interleave() adds rows"
             raise InvalidArgument("cache", given, allowed)
         is_token = self._merged(num_rows, num_tokens, mask)
         new = is_token[:, self.columns :]
         query_lens, lengths = new.sum(1).tolist(), is_token.sum(1).tolist()
         if sum(query_lens) > config.max_query_tokens:
-            allowed = f"at most {config.max_query_tokens}; generate(prefill_chunk_size=) cuts them"
+            allowed = (
+                f"at most {config.max_query_tokens}; generate(prefill_chunk_size=...) splits "
+                "longer prompts"
+            )
             raise InvalidArgument("max_step_tokens", f"{sum(query_lens)} tokens", allowed)
         if max(lengths) > config.max_model_len:
             allowed = f"at most {config.max_model_len}"
             raise InvalidArgument("max_length", f"a row of {max(lengths)} tokens", allowed)
         self._make_room(query_lens, lengths)
         self.is_token = is_token
-        step = self.step = Step((num_rows, num_tokens), None, mask)  # unfinished, if cut off
+        # If an error follows, this step stays unfinished and the next forward raises.
+        step = self.step = Step((num_rows, num_tokens), None, mask)
         table = np.zeros((num_rows, max(map(len, self.blocks))), dtype=np.int32)
         for line, blocks in zip(table, self.blocks, strict=True):
             line[: len(blocks)] = blocks
@@ -250,60 +267,72 @@ class Rows:
         pool.step = step
 
     def _check_inputs(self, *inputs: torch.Tensor) -> None:
-        """Check that queries, latents and rotated keys are what the pool holds."""
+        """Check the dtype, the device and the axes of queries, latents and rotated keys."""
         dtype, device = self.pool.config.dtype, self.pool.latents.device
         others = [tensor.dtype for tensor in inputs if tensor.dtype != dtype]
         if others and torch.is_autocast_enabled(device.type):
-            given = f"torch.autocast, which makes {others[0]} of {dtype}"
-            raise Unsupported(f"{given}: call the model without it, converted (model.to(dtype))")
+            given = f"torch.autocast, which converts {dtype} to {others[0]}"
+            raise Unsupported(
+                f"{given}, is not supported by paged_mla; convert the model with model.to(dtype) "
+                "and call it without autocast"
+            )
         for name, tensor in zip(("query", "ckv", "k_pe"), inputs, strict=True):
             check_tensor(name, tensor, (None,) * 4, dtype, device)
 
     def _check_same_step(self, step: Step, query: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Check that a layer has the tokens and the padding that the first one planned for all."""
+        """Check that a layer has the same tokens and padding as the first layer, which planned."""
         shape = query.shape[0], query.shape[2]
         if shape != step.shape:
             given = f"{shape[0]} rows of {shape[1]} tokens in layer {step.next_layer}"
-            allowed = f"{step.shape[0]} rows of {step.shape[1]}, as in layer 0"
+            allowed = f"{step.shape[0]} rows of {step.shape[1]} tokens, as in layer 0"
             raise InvalidArgument("query", given, allowed)
         if mask is step.mask:
             return
         here = np.ones_like(self.is_token) if mask is None else mask.cpu().numpy()
         if not np.array_equal(here, self.is_token):
-            given = f"another padding in layer {step.next_layer}"
-            raise InvalidArgument("attention_mask", given, "the same in all layers of a forward")
+            given = f"another padding in layer {step.next_layer} than in layer 0"
+            raise InvalidArgument(
+                "attention_mask", given, "the same padding in all layers of a forward"
+            )
 
     def _check_finished(self) -> None:
         layers = self.pool.latents.shape[0]
         if self.step is not None and self.step.next_layer != layers:
-            given = f"one whose last forward ended after {self.step.next_layer} of {layers} layers"
-            raise InvalidArgument("cache", given, "reset() it first")
+            given = (
+                f"a cache whose last forward ended after {self.step.next_layer} of {layers} layers"
+            )
+            raise InvalidArgument("cache", given, "a complete cache; call reset() first")
 
     def _merged(
         self, num_rows: int, num_tokens: int, mask: torch.Tensor | None
     ) -> NDArray[np.bool_]:
-        """Return which columns are tokens, those of this step included; waits for the device."""
+        """Return a mask of the columns that are tokens, this step's columns included.
+
+        The method waits for the device if there is a `mask`.
+        """
         old = self.is_token if self.columns > 0 else np.zeros((num_rows, 0), dtype=np.bool_)
         if mask is None:
             merged = np.ones((num_rows, self.columns + num_tokens), dtype=np.bool_)
         else:
-            merged = mask.cpu().numpy().copy()  # of its own: the caller may write to the mask
+            merged = mask.cpu().numpy().copy()  # a copy, because the caller may write to the mask
         expected = (num_rows, self.columns + num_tokens)
         if merged.shape != expected:
-            allowed = f"{[*expected]}, {self.columns} cached columns and {num_tokens} new ones"
+            allowed = f"{[*expected]}: {self.columns} cached columns and {num_tokens} new columns"
             raise InvalidArgument("attention_mask", f"shape {[*merged.shape]}", allowed)
         if not np.array_equal(merged[:, : self.columns], old):
-            given = "None" if mask is None else "another padding"
-            raise InvalidArgument("attention_mask", given, "for cached tokens as it was")
+            given = "None" if mask is None else "another padding of cached columns"
+            raise InvalidArgument(
+                "attention_mask", given, "the padding with which the columns were cached"
+            )
         return merged
 
     def _make_room(self, query_lens: Sequence[int], lengths: Sequence[int]) -> None:
-        """Give every row blocks of its own for its new tokens."""
+        """Give every row blocks for its new tokens that it shares with no other row."""
         pool, size = self.pool, self.pool.config.block_size
         held: list[list[int]] = self.blocks if self.columns > 0 else [[] for _ in lengths]
         rows = list(zip(held, query_lens, lengths, strict=True))
-        copied = []  # rows whose next token goes to a block that is not theirs alone
-        owners: dict[int, int] = {}  # of such blocks, but for the rows that get a copy
+        copied = []  # blocks of rows whose next token goes to a shared block
+        owners: dict[int, int] = {}  # number of owners of these blocks, less the rows with a copy
         for blocks, new, length in rows:
             if new == 0 or (length - new) % size == 0:
                 continue
@@ -348,6 +377,9 @@ class Rows:
 
 
 def _lines(tensor: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
-    """Return [B, H, T, width] as lines of tokens [n, H, width], those of `tokens` alone."""
+    """Return a tensor [B, H, T, width] as [n, H, width], with only the given `tokens`.
+
+    ``None`` means all B * T tokens.
+    """
     lines = tensor.transpose(1, 2).flatten(0, 1)
     return lines if tokens is None else lines.index_select(0, tokens)

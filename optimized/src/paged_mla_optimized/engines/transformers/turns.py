@@ -1,4 +1,4 @@
-"""One forward at a time over a pool: all of them share its plan, its workspace and its blocks."""
+"""Allow one forward at a time over a pool, because forwards share its plan and its buffers."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from torch import nn
 
 from paged_mla_shared.errors import InvalidArgument
 
-_CALL = nn.Module._wrapped_call_impl.__code__  # what runs every call of a module
+_CALL = nn.Module._wrapped_call_impl.__code__  # the code that runs every call of a module
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """A forward: its thread, the call of a module that it is in, and the rows it is about.
+    """A forward: its thread, the call of a module that it runs in, and its rows.
 
-    Objects are told apart by number, so that none is kept alive.
+    The fields contain the ``id`` of objects, so that they keep no object alive.
     """
 
     thread: int
     name: str
     frame: int
     called: int
-    """The module, or the code: a later frame may have the number of one that has ended."""
+    """The id of the module or the code: a new frame may have the id of a frame that has ended."""
     rows: int
 
 
 class Turns:
-    """Which forward a pool is in.
+    """The forward that currently uses a pool.
 
-    A forward begins with its first layer, and ends with the attention of its last one or when the
-    call of the model returns or raises. Nothing tells of the latter, so the stack of its thread is
-    looked at, and only where another forward finds that one has not ended.
+    A forward starts with its first layer. It ends with the attention of its last layer, or when the
+    call of the model returns or raises. There is no callback for the latter, so this class inspects
+    the stack of the forward's thread when another forward starts before the last layer has run.
 
     Parameters
     ----------
     model : Module
     names : sequence of str
-        Of its attention modules in `model`.
+        The names of the attention modules in `model`.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
@@ -56,12 +56,13 @@ class Turns:
         self._turn: _Turn | None = None
 
     def take(self, rows: object) -> None:
-        """Let the forward of the caller have the pool, if no other one is under way.
+        """Reserve the pool for the caller's forward if no other forward uses it.
 
         Raises
         ------
         InvalidArgument
-            One is, in another thread or around this one; nothing has changed then.
+            Another forward uses it, in another thread or around this forward. The reservation is
+            unchanged then.
         """
         me = threading.current_thread()
         frame = self._call_around_layers()
@@ -76,31 +77,34 @@ class Turns:
             self._turn = mine
 
     def is_of(self, rows: object) -> bool:
-        """Return whether the forward that has the pool is about these rows."""
+        """Return whether the forward that uses the pool runs over these rows."""
         with self._lock:
             return self._turn is not None and self._turn.rows == id(rows)
 
     def end(self) -> None:
-        """Let the pool be free, behind the last attention of the forward that has it."""
+        """Release the pool after the last attention of its forward."""
         with self._lock:
             self._turn = None
 
     def check_idle(self, rows: object) -> None:
-        """Check that no forward over these rows is under way, before they are changed or copied.
+        """Check that no forward over these rows is running, before a change or a copy of them.
 
         Raises
         ------
         InvalidArgument
-            One is.
+            A forward over these rows is running.
         """
         with self._lock:
             turn = self._turn
             if turn is not None and turn.rows == id(rows) and _is_under_way(turn):
                 given = f"a cache that is changed or copied while {_words(turn)}"
-                raise InvalidArgument("cache", given, "its forward has ended")
+                raise InvalidArgument("cache", given, "changes and copies between forwards")
 
     def _call_around_layers(self) -> FrameType:
-        """Return the innermost call of a module with all layers in it, or of what there is."""
+        """Return the innermost call of a module that contains all layers.
+
+        Without such a call, return the outermost call of a module, or else the caller's frame.
+        """
         found = sys._getframe(2)
         for frame in _with_callers(found):
             if frame.f_code is _CALL:
@@ -111,7 +115,7 @@ class Turns:
 
 
 def _is_under_way(turn: _Turn) -> bool:
-    """Return whether a forward is on the stack of its thread."""
+    """Return whether the call of a forward is still on the stack of its thread."""
     top = sys._current_frames().get(turn.thread)
     return any(
         id(frame) == turn.frame and _called(frame) == turn.called for frame in _with_callers(top)
@@ -119,7 +123,7 @@ def _is_under_way(turn: _Turn) -> bool:
 
 
 def _called(frame: FrameType) -> int:
-    """Return the number of the module that a frame calls, or of the code that it runs."""
+    """Return the id of the module that a frame calls, or else of the code that it runs."""
     return id(frame.f_locals["self"] if frame.f_code is _CALL else frame.f_code)
 
 
@@ -130,4 +134,4 @@ def _with_callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _words(turn: _Turn) -> str:
-    return f"one in thread {turn.name!r} is under way"
+    return f"a forward in thread {turn.name!r} is running"

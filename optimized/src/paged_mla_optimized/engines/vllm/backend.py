@@ -1,4 +1,4 @@
-"""The backend class: what vLLM asks before it makes anything."""
+"""The backend class, which declares to vLLM what this package supports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from paged_mla_optimized.engines.vllm.registration import name_in
 class PagedMlaBackend(MLACommonBackend):
     """Dense MLA for vLLM.
 
-    ``attention_backend="PAGED_MLA"`` chooses it from 0.32 on, and ``"CUSTOM"`` in every release.
+    ``attention_backend="CUSTOM"`` selects it in every release, and ``"PAGED_MLA"`` also selects it
+    in release 0.32 and later.
     """
 
     supported_dtypes: ClassVar[list[torch.dtype]] = list(DTYPES)
@@ -29,46 +30,49 @@ class PagedMlaBackend(MLACommonBackend):
 
     @staticmethod
     def get_name() -> str:
-        """Return the member of vLLM's enum."""
+        """Return the name of this backend's member in vLLM's enum."""
         return name_in(AttentionBackendEnum)
 
     @staticmethod
     def get_impl_cls() -> type[PagedMlaImpl]:
-        """Return what runs in a layer."""
+        """Return the class that computes the attention of one layer."""
         return PagedMlaImpl
 
     @staticmethod
     def get_builder_cls() -> type[PagedMlaMetadataBuilder]:
-        """Return what describes a step."""
+        """Return the class that describes each step."""
         return PagedMlaMetadataBuilder
 
     @staticmethod
     def get_supported_kernel_block_sizes(
         kv_cache_spec: Any = None,
     ) -> list[int | MultipleOf]:
-        """Return that blocks may be of any size."""
+        """Return the supported block sizes: every size is supported."""
         return [MultipleOf(1)]
 
     @staticmethod
     def get_kv_cache_stride_order(
         include_num_layers_dimension: bool = False,
     ) -> tuple[int, ...]:
-        """Return the axes of a cache in memory: blocks may span all layers."""
+        """Return the order of the cache's axes in memory.
+
+        With a dimension of layers the blocks come first, so that one block may span all layers.
+        """
         return (1, 0, 2, 3) if include_num_layers_dimension else (0, 1, 2)
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
-        """Return widths of a cached token."""
+        """Return the supported widths R + P of a cached token."""
         return list(HEAD_SIZES)
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """Return that ``VLLM_BATCH_INVARIANT`` is served: the builder sees to it."""
+        """Return True: the builder plans batch-invariant steps with ``VLLM_BATCH_INVARIANT=1``."""
         return True
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        """Return whether kernels are made for a device."""
+        """Return whether the kernels support a device's compute capability."""
         return (capability.major, capability.minor) in ARCHS
 
     @classmethod
@@ -84,7 +88,7 @@ class PagedMlaBackend(MLACommonBackend):
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Return why a model is not served, in words."""
+        """Return the reason why a model or a device is not supported, or ``None``."""
         capability = (device_capability.major, device_capability.minor)
         return misfit(
             head_size=head_size, dtype=dtype, kv_cache_dtype=kv_cache_dtype, capability=capability

@@ -1,4 +1,4 @@
-"""The metadata builder: describes each step once, for all layers of a group."""
+"""The metadata builder, which describes each step once for all layers of a group."""
 
 from __future__ import annotations
 
@@ -25,21 +25,31 @@ from paged_mla_shared.errors import Unsupported
 
 @dataclass
 class PagedMlaDecodeMetadata(MLACommonDecodeMetadata):
-    """vLLM's, and what layers plan and attend."""
+    """vLLM's decode metadata, and the step that the layers plan and attend to."""
 
     step: Step | None = None
 
 
 @dataclass
 class PagedMlaMetadata(MLACommonMetadata[PagedMlaDecodeMetadata]):
-    """vLLM's, of these decode rows."""
+    """vLLM's metadata, with the decode metadata of this package."""
 
 
 class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
-    """Hands decode rows on; prefill rows are described as vLLM does it.
+    """Describe the decode rows of each step; vLLM's own code describes the prefill rows.
 
-    Lengths and tables that vLLM passes keep their addresses from a graph's capture to its replays,
-    but for lengths of microbatches, which are copied to a place of their own.
+    The tensors of lengths and tables that vLLM passes have the same addresses at the capture of a
+    graph and at its replays. The lengths of microbatches do not, so the builder copies them to
+    tensors with fixed addresses.
+
+    Raises
+    ------
+    Unsupported
+        Layers of one group differ in their number of heads, softmax scale or cache dtype; an
+        option or a LoRA adapter is not supported.
+    InvalidArgument
+        ``additional_config["paged_mla"]`` has an unknown option or value, or the configuration
+        exceeds a limit of ``MlaConfig``.
     """
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
@@ -65,8 +75,8 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
             longest=longest,
         )
         config = MlaConfig(
-            # Of all ranks, gathered. A draft model may have others than its target, whose number
-            # is ``self.num_heads``.
+            # vLLM gathers the heads of all ranks. ``self.num_heads`` is that of the target model,
+            # and a draft model may have another number of heads.
             num_heads=_common("num_heads", [layer.num_heads for layer in layers])
             * self.dcp_world_size,
             softmax_scale=_common("scale", [layer.scale for layer in layers]),
@@ -95,7 +105,7 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> PagedMlaMetadata:
-        """Describe a step, whose decode rows come first."""
+        """Describe a step, in which the decode rows come first."""
         self._slots = common_attn_metadata.slot_mapping
         metadata: PagedMlaMetadata = super().build(
             common_prefix_len, common_attn_metadata, fast_build
@@ -110,7 +120,7 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
         query_start_loc_device: torch.Tensor,
         num_decode_tokens: int,
         dcp_tot_seq_lens_device: torch.Tensor | None,
-        **_: Any,  # what the host knows
+        **_: Any,  # values on the host
     ) -> PagedMlaDecodeMetadata:
         if self._fixed is not None:
             query_start_loc_device, seq_lens_device = self._fixed.hold(
@@ -134,8 +144,17 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
 
 
 def _common(name: str, values: list[Any]) -> Any:
-    """Return what all layers of a group have."""
+    """Return the one value that all layers of a group have.
+
+    Raises
+    ------
+    Unsupported
+        The layers have several values.
+    """
     found = set(values)
     if len(found) > 1:
-        raise Unsupported(f"layers of one group with {name} {sorted(found)}: one for all")
+        raise Unsupported(
+            f"layers of one KV cache group have different values of {name}: {sorted(found)}; "
+            "paged_mla supports one value for all layers of a group"
+        )
     return values[0]

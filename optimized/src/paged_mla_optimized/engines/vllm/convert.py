@@ -1,8 +1,9 @@
-"""vLLM's conventions for decode rows, as pure functions: no vLLM here.
+"""Pure functions that convert vLLM's conventions for decode rows. This file imports no vLLM.
 
-What needs no conversion: ``seq_lens`` counts this step's tokens; queries arrive rotated, and the
-cache is written by vLLM, which skips slot -1; block 0 pads tables and is never read for a row of
-length 0; rows that pad a CUDA graph have no tokens and length 0; an lse is natural, [T, H].
+These conventions need no conversion: ``seq_lens`` counts this step's tokens. Queries are already
+rotated. vLLM writes the cache and skips slot -1. Block 0 pads the tables, and no kernel reads it
+for a row of length 0. Rows that pad a CUDA graph have no tokens and length 0. An lse is natural and
+has shape [T, H].
 """
 
 from __future__ import annotations
@@ -17,23 +18,36 @@ from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "fp8", FLAT_FP8)
-"""Words of ``--kv-cache-dtype`` that name a cache these kernels read."""
+"""Values of ``--kv-cache-dtype`` whose caches the kernels read."""
 
 
 def cache_format(kv_cache_dtype: str, dtype: torch.dtype) -> str:
-    """Return our name of the cache that a model of `dtype` has.
+    """Return this package's name of a cache format.
+
+    Parameters
+    ----------
+    kv_cache_dtype : str
+        The value of ``--kv-cache-dtype``.
+    dtype : torch.dtype
+        The model's dtype.
 
     Raises
     ------
     Unsupported
-        No kernel reads it.
+        No kernel reads a cache of this dtype.
     """
     if kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise Unsupported(f"kv_cache_dtype {kv_cache_dtype}: {', '.join(KV_CACHE_DTYPES)}")
+        raise Unsupported(
+            f"kv_cache_dtype={kv_cache_dtype} is not supported; use one of "
+            f"{', '.join(KV_CACHE_DTYPES)}"
+        )
     if kv_cache_dtype.startswith("fp8"):
         return FLAT_FP8
     if kv_cache_dtype not in {"auto", DTYPE_NAMES[dtype]}:
-        raise Unsupported(f"kv_cache_dtype {kv_cache_dtype} of a model of {dtype}: the same type")
+        raise Unsupported(
+            f"kv_cache_dtype={kv_cache_dtype} is not supported for a model of dtype {dtype}; "
+            "use auto, the model's dtype or fp8"
+        )
     return PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[dtype]]
 
 
@@ -45,28 +59,35 @@ def capacities(
     Parameters
     ----------
     max_num_seqs, max_num_batched_tokens : int
-        Of the scheduler.
+        The limits of vLLM's scheduler.
     max_graph_tokens : int
-        Tokens of the largest CUDA graph, 0 without one: of one token each they are as many rows.
+        The number of tokens of the largest CUDA graph, 0 without graphs. A graph of rows with one
+        token each has as many rows as tokens.
     longest : int
-        Most new tokens of a row that counts as decode.
+        The largest number of new tokens of a row that counts as decode.
     """
     rows = max(max_num_seqs, max_graph_tokens)
     return rows, max(rows, min(rows * longest, max_num_batched_tokens))
 
 
 def query_len(num_rows: int, num_tokens: int, lengths: Sequence[int]) -> int:
-    """Return the query length that a step's kernel is chosen for.
+    """Return the query length that selects the kernel variant of a step.
 
-    It follows from the padded counts alone, which a CUDA graph has in common with its replays:
-    what the host knows of a batch's rows may differ between the two.
+    The result depends only on the padded counts, because these are the same at the capture of a
+    CUDA graph and at its replays. The lengths on the host may differ between the two.
 
     Parameters
     ----------
     num_rows, num_tokens : int
-        Padding included.
+        The counts of the step, padding included.
     lengths : sequence of int
-        Ascending: 1, what a row with all its drafts has, the longest.
+        The candidate lengths in ascending order: 1, the length of a row with all its drafts, and
+        the longest length that counts as decode.
+
+    Returns
+    -------
+    int
+        The first candidate with ``num_tokens <= num_rows * length``, or else the last one.
     """
     fitting = (length for length in lengths if num_tokens <= num_rows * length)
     return next(fitting, lengths[-1])

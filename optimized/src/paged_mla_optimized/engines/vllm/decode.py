@@ -1,4 +1,4 @@
-"""Decode rows of vLLM's steps: described by the metadata builder, attended to by every layer."""
+"""The decode rows of vLLM's steps. The metadata builder describes a step; every layer attends."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ from paged_mla_optimized.tensors.values.scales import check_layer_scale
 
 @dataclass(eq=False)
 class Step:
-    """A step, planned by the layer that comes first in a forward: in a CUDA graph if there is one.
+    """The decode rows of one step.
 
-    A replay then plans by itself, and costs the host nothing. So a plan reads lengths and tables
-    as they are when layers run, and is made again in every forward. A target's step may be a
-    draft's too, whose layers are others.
+    The first layer of each forward plans the step. In a CUDA graph the plan is captured with the
+    layers, so that a replay plans on the device and needs no work on the host. A plan therefore
+    reads the lengths and tables that are in memory when the layers run. A draft model may reuse the
+    step of its target model; the draft model has different layers, and its forward plans again.
 
     Parameters
     ----------
     decode : Decode
     query_start_loc : int32 [B + 1]
     seq_lens : int32 [B]
-        This step's tokens included; of this rank's tokens under context parallelism.
+        The number of keys of each row, this step's tokens included. With context parallelism they
+        count the keys of this rank.
     block_table : int32 [B, M]
     num_tokens : int
-        Padding included.
+        The number of tokens T, padding included.
     slot_mapping : int64 [T] or None
-        Where vLLM writes the step's tokens, -1 for nowhere; ``None`` where it is not known.
+        The slots to which vLLM writes the step's tokens, -1 for tokens that it does not write;
+        ``None`` if they are unknown.
     """
 
     decode: Decode
@@ -59,30 +62,31 @@ class Step:
         k_scale: torch.Tensor,
         forward: object = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend the step's queries to one layer's cache.
+        """Compute the attention of the step's queries over one layer's cache.
 
         Parameters
         ----------
         layer : object
-            Whose cache it is.
-        q : dtype [T, H, R] and [T, H, P], or both in one [T, H, R + P]
-            T counts the padding of a CUDA graph.
+            The layer that the cache belongs to.
+        q : dtype [T, H, R] and [T, H, P], or joined [T, H, R + P]
+            T includes the padding of a CUDA graph.
         latents, k_scale
-            As :func:`~paged_mla_optimized.engines.tensors.as_cache` takes them.
+            The arguments of :func:`~paged_mla_optimized.engines.tensors.as_cache`.
         forward : object
-            An object that all layers of a forward share; ``None`` where there is none: then a
-            forward begins with the layer that came first in the last one.
+            An object that is the same for all layers of one forward. With ``None`` a new forward
+            starts with the layer that came first in the previous forward.
 
         Returns
         -------
         out : dtype [T, H, R]
         lse : float32 [T, H]
-            Natural; ``(0, -inf)`` where nothing is seen, as on a rank that caches no key of a row.
+            The natural lse. Output and lse are 0 and ``-inf`` for a query token without keys, for
+            example on a rank that caches no key of its row.
 
         Raises
         ------
         RuntimeError
-            Another step was planned since this forward's first layer ran.
+            Another step was planned after the first layer of this forward ran.
         """
         mla = self.decode.mla
         cache = as_cache(mla.config.cache_format, latents, k_scale)
@@ -93,40 +97,43 @@ class Step:
             self.decode.plan(self)
             self.decode.planned = self
         elif self.decode.planned is not self:
-            raise RuntimeError("another step was planned between two layers of this one")
+            raise RuntimeError(
+                "another step was planned between two layers of this step; "
+                "run all layers of a forward before the next step is planned"
+            )
         q_nope, q_pe = split_queries(q, mla.config.kv_lora_rank)
         return mla.attend(q_nope, q_pe, cache)
 
     def _begins(self, layer: object, forward: object) -> bool:
-        """Return whether a layer is the first of a forward."""
+        """Return whether `layer` is the first layer of a forward."""
         if self._first_layer is None or layer is self._first_layer:
             return True
         return forward is not None and (self._forward is None or self._forward() is not forward)
 
 
 class Decode:
-    """A :class:`~paged_mla_optimized.api.paged_mla.PagedMla` that is fed as vLLM feeds a backend.
+    """A :class:`~paged_mla_optimized.api.paged_mla.PagedMla` with the inputs of a vLLM backend.
 
     Parameters
     ----------
     config : MlaConfig
     device : torch.device
     query_lens : sequence of int
-        As :func:`~paged_mla_optimized.engines.vllm.convert.query_len` takes them. With
-        ``batch_invariant`` the longest chooses the kernel of every step: bits differ from kernel to
-        kernel, and which of them a step gets follows from all of its rows (S-20).
+        The candidate lengths of :func:`~paged_mla_optimized.engines.vllm.convert.query_len`. With
+        ``batch_invariant`` the longest length selects the kernel variant of every step, because
+        variants differ in their bits and all rows of a step would decide its variant (S-20).
 
     Attributes
     ----------
     mla : PagedMla
     planned : Step or None
-        The latest one.
+        The step that was planned last.
     """
 
     def __init__(
         self, config: MlaConfig, device: torch.device | str, query_lens: Sequence[int]
     ) -> None:
-        # Its block 0 is vLLM's null block, in which steps lie that are no request's.
+        # Slot 0 is reserved: block 0 is vLLM's null block, which dummy steps of no request use.
         self.mla = PagedMla(replace(config, reserved_slot=0), device)
         self.mla.writes_elsewhere()
         self._switch = CheckSwitch(self.mla.device)
@@ -135,9 +142,10 @@ class Decode:
         self._is_warm = False
 
     def warm_up(self, cache: Cache) -> None:
-        """Compile all kernels before the first step but those that are captured.
+        """Compile all kernels at the first step outside of a graph capture.
 
-        vLLM captures graphs of some lengths; what others get would compile while requests wait.
+        vLLM captures graphs of some lengths only. Without this call the kernels of other lengths
+        would be compiled while requests wait.
         """
         if self._is_warm or is_capturing(self.mla.device):
             return
@@ -145,19 +153,21 @@ class Decode:
         self._is_warm = True
 
     def check(self, step: Step, scales: Sequence[torch.Tensor] = ()) -> None:
-        """With ``PAGED_MLA_CHECK=1``, hold a step against the rules, and FP8 layers' scales.
+        """Check a step and the scales of FP8 layers if ``PAGED_MLA_CHECK=1`` is set.
 
-        A builder calls it for each step: a replay of a graph plans where nothing can be said.
+        The builder calls it for each step, because the plan of a graph's replay runs on the device
+        only and cannot raise an error.
 
         Parameters
         ----------
         step : Step
         scales : sequence of float32 [] or [1]
-            Of the layers, in order.
+            The scales of the layers, in order.
 
         Raises
         ------
         InvalidArgument
+            The step violates a rule of the contract, or a scale is invalid.
         """
         if not self._switch.is_on:
             return
@@ -172,7 +182,7 @@ class Decode:
         )
 
     def plan(self, step: Step) -> None:
-        """Plan a step."""
+        """Plan a step for the query length that ``query_len`` returns."""
         hint = query_len(len(step.seq_lens), step.num_tokens, self._query_lens)
         self.mla.plan(
             MlaStep(
@@ -186,7 +196,7 @@ class Decode:
 
 
 class FixedLengths:
-    """Lengths of steps, each copied to the same place: there a graph reads those of its replays.
+    """Copy the lengths of each step to the same buffers, where the replays of a graph read them.
 
     Parameters
     ----------
@@ -201,12 +211,13 @@ class FixedLengths:
     def hold(
         self, query_start_loc: torch.Tensor, seq_lens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of int32 [B + 1] and [B], which the next call overwrites.
+        """Return copies of both tensors, int32 [B + 1] and [B], which the next call overwrites.
 
         Raises
         ------
         InvalidArgument
-            Other dtypes or shapes: a copy would convert them, and cut off what int32 cannot hold.
+            A tensor has another dtype or shape. The copy would convert another dtype and truncate
+            values that do not fit int32.
         """
         rows = len(seq_lens)
         check_tensor("query_start_loc", query_start_loc, (rows + 1,), torch.int32, None)

@@ -1,4 +1,4 @@
-"""The implementation class: one layer's decode rows, and what prefill rows are handed on as."""
+"""The implementation class, which computes the attention of one layer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ from paged_mla_shared.errors import Unsupported
 
 
 class PagedMlaImpl(MLACommonImpl[PagedMlaMetadata]):
-    """Attends to the cache as it lies; vLLM absorbs, writes the cache, and projects back.
+    """Compute the attention of one layer over vLLM's cache, without a copy of the cache.
 
-    Prefill rows go vLLM's way, and without two of its copies where our prefill attends them: it
-    reads what depends on position once for all heads, and writes where vLLM wants the answers.
+    vLLM absorbs the queries, writes the cache and projects the outputs back. vLLM's own code also
+    runs the prefill rows. With the prefill backend of this package two copies of that code are
+    skipped: the backend reads one rotated key for all heads and writes directly to vLLM's output.
+
+    Raises
+    ------
+    Unsupported
+        The layer uses ALiBi, a sliding window, a soft cap or an attention type other than decoder.
     """
 
     can_return_lse_for_decode: bool = True
     lse_base_on_e: bool = True
     supports_dcp: bool = True
-    supports_pcp: bool = False  # 0.33 takes it for granted
+    supports_pcp: bool = False  # 0.33 assumes True without this attribute
 
     def __init__(
         self,
@@ -54,16 +60,21 @@ class PagedMlaImpl(MLACommonImpl[PagedMlaMetadata]):
             kv_sharing_target_layer_name,
             **mla_args,
         )
-        for name, value in (
-            ("alibi_slopes", alibi_slopes),
-            ("sliding_window", sliding_window),
-            ("logits_soft_cap", logits_soft_cap),
+        for name, value, feature in (
+            ("alibi_slopes", alibi_slopes, "ALiBi"),
+            ("sliding_window", sliding_window, "sliding-window attention"),
+            ("logits_soft_cap", logits_soft_cap, "a soft cap of the logits"),
         ):
             if value:
-                raise Unsupported(f"{name} {value}: none")
+                raise Unsupported(
+                    f"{name}={value} is not supported by paged_mla; use a model without {feature}"
+                )
         if attn_type != "decoder":
-            raise Unsupported(f"attention type {attn_type}: decoder")
-        self.supports_quant_query_input = False  # queries of 16 bits over FP8 caches too
+            raise Unsupported(
+                f"attention type {attn_type!r} is not supported by paged_mla; "
+                "only 'decoder' is supported"
+            )
+        self.supports_quant_query_input = False  # queries have 16 bits with FP8 caches too
 
     def forward_mqa(
         self,
@@ -72,7 +83,7 @@ class PagedMlaImpl(MLACommonImpl[PagedMlaMetadata]):
         attn_metadata: PagedMlaMetadata,
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend the step's decode rows."""
+        """Return the outputs [T, H, R] and the lse [T, H] of the step's decode rows."""
         step: Step = attn_metadata.decode.step
         forward = get_forward_context() if is_forward_context_available() else None
         return step.attend(layer, q, kv_c_and_k_pe_cache, layer._k_scale, forward)
@@ -88,7 +99,7 @@ class PagedMlaImpl(MLACommonImpl[PagedMlaMetadata]):
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
     ) -> None:
-        """Attend the step's prefill rows, into `output` [T, H * V]."""
+        """Write the outputs of the step's prefill rows to `output` [T, H * V]."""
         prefill = attn_metadata.prefill
         attends = prefill.prefill_backend
         self._keys_stay_apart = isinstance(attends, PagedMlaPrefillBackend)

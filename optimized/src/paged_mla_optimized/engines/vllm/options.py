@@ -1,4 +1,4 @@
-"""What a user may choose: ``additional_config={"paged_mla": {...}}`` of vLLM."""
+"""The options that a user sets by vLLM's ``additional_config={"paged_mla": {...}}``."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ KEY = "paged_mla"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Choices that vLLM has no word for.
+    """Options that vLLM itself does not have.
 
     Parameters
     ----------
     absorbed_query_len : int
-        Rows of up to so many new tokens, 1 to 2^23, are attended to absorbed, over the cache as it
-        is; longer ones go vLLM's way, through keys and values of every head. vLLM raises it to what
-        a row with all its drafts has.
+        The largest number of new tokens, 1 to 2^23, of a row that counts as decode. Decode rows
+        use absorbed attention over the cached latents. Longer rows use vLLM's prefill over per-head
+        keys and values. vLLM raises the value to the length of a row with all its drafts.
     products : str
-        As :class:`~paged_mla_optimized.config.attention.MlaConfig` has it: "fast" lets kernels
-        over FP8 caches round queries and weights to FP8.
+        The option of :class:`~paged_mla_optimized.config.attention.MlaConfig`: with "fast" the
+        kernels over FP8 caches round queries and weights to FP8.
 
     Raises
     ------
     InvalidArgument
+        A value is outside its range.
     """
 
     absorbed_query_len: int = 1
@@ -42,12 +43,12 @@ class Options:
 
 
 def options_of(additional_config: Any) -> Options:
-    """Return the choices in vLLM's ``additional_config``.
+    """Return the options in vLLM's ``additional_config``, or the defaults if it has none.
 
     Raises
     ------
     InvalidArgument
-        A key or a value is unknown, or the choices are not spelled as a mapping.
+        An option is unknown, its value is outside its range, or the options are not a mapping.
     """
     if not isinstance(additional_config, Mapping) or KEY not in additional_config:
         return Options()
@@ -56,5 +57,7 @@ def options_of(additional_config: Any) -> Options:
     known = [field.name for field in fields(Options)]
     unknown = [key for key in given if key not in known]
     if unknown:
-        raise InvalidArgument(f"{KEY}.{unknown[0]}", given[unknown[0]], ", ".join(known))
+        raise InvalidArgument(
+            f"{KEY}.{unknown[0]}", given[unknown[0]], f"only the options {', '.join(known)}"
+        )
     return Options(**given)

@@ -1,4 +1,4 @@
-"""The prefill backend class: one layer's prefill rows, over keys and values of every head."""
+"""The prefill backend class, which computes attention over per-head keys and values."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from paged_mla_shared.errors import Unsupported
 
 
 class PagedMlaPrefillBackend(MLAPrefillBackend):
-    """Prefill for vLLM; ``attention_config={"mla_prefill_backend": "CUSTOM"}`` chooses it.
+    """Prefill for vLLM; ``attention_config={"mla_prefill_backend": "CUSTOM"}`` selects it.
 
-    vLLM projects, gathers contexts in chunks and merges their answers. Any backend may attend the
-    decode rows beside it; ours hands keys over as they are projected.
+    vLLM projects keys and values, gathers cached contexts in chunks and merges the partial results.
+    This class works with every backend for decode rows. The decode backend of this package passes
+    the keys as :class:`~paged_mla_optimized.engines.heads.Keys`, without a copy.
     """
 
     supported_dtypes: ClassVar[list[torch.dtype]] = list(DTYPES)
@@ -33,12 +34,12 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
 
     @staticmethod
     def get_name() -> str:
-        """Return the member of vLLM's enum."""
+        """Return the name of this backend's member in vLLM's enum."""
         return name_in(MLAPrefillBackendEnum)
 
     @classmethod
     def supports_compute_capability(cls, device_capability: Any) -> bool:
-        """Return whether kernels are made for a device."""
+        """Return whether the kernels support a device's compute capability."""
         found = device_capability
         return found is not None and (found.major, found.minor) in ARCHS
 
@@ -47,13 +48,13 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
         config = self._config()
         of_context = replace(config, causal=False)
         self._new, self._context = HeadsPrefill(config), HeadsPrefill(of_context)
-        if torch.cuda.is_available():  # vLLM makes layers there; an interpreter compiles nothing
+        if torch.cuda.is_available():  # Triton's interpreter has nothing to compile
             device = torch.device("cuda", torch.cuda.current_device())
             warm_up(config, device)
             warm_up(of_context, device)
 
     def prepare_metadata(self, prefill_metadata: Any) -> None:
-        """Begin a step."""
+        """Start a new step, whose parts are planned again."""
         super().prepare_metadata(prefill_metadata)
         self._new.forget()
         self._context.forget()
@@ -67,9 +68,21 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
         out: torch.Tensor | None = None,
         output_scale: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attend rows to their new tokens. Our layers give `out`; vLLM does with a scale alone."""
+        """Compute the attention of each row's new tokens over the row's new tokens.
+
+        The decode backend of this package passes `out`. vLLM passes it only together with
+        `output_scale`.
+
+        Raises
+        ------
+        Unsupported
+            `output_scale` is not ``None``.
+        """
         if output_scale is not None:
-            raise Unsupported("quantized answers of prefill: supports_quant_output is False")
+            raise Unsupported(
+                "output_scale is not supported by paged_mla: its prefill returns outputs that are "
+                "not quantized; use another mla_prefill_backend"
+            )
         starts = self._prefill_metadata.query_start_loc
         lse = _lse_of(q)
         answer = self._new.attend("new", starts, starts, q=q, k=k, v=v, lse=lse.t(), out=out)
@@ -84,7 +97,10 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
         chunk_idx: int | None = None,
         chunk: Any = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend rows to a chunk of their cached context, all of which they see."""
+        """Compute the attention of new tokens over a chunk of their rows' cached context.
+
+        The attention is not causal: every new token attends to every key of its row's chunk.
+        """
         part = context_chunk(self._prefill_metadata, chunk_idx, chunk)
         lse = _lse_of(q)
         answer = self._context.attend(
@@ -107,6 +123,6 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
 
 
 def _lse_of(q: torch.Tensor) -> torch.Tensor:
-    """Return an lse of queries [T, H, N + P], to be filled: vLLM merges [H, T]."""
+    """Return an uninitialized lse for queries [T, H, N + P]: vLLM merges the layout [H, T]."""
     tokens, num_heads, _ = q.shape
     return q.new_empty((num_heads, tokens), dtype=torch.float32)

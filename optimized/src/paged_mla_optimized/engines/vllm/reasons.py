@@ -1,4 +1,4 @@
-"""What these kernels do not serve, and why: no vLLM here."""
+"""Checks that raise ``Unsupported`` with a reason, for vLLM. This file imports no vLLM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,19 @@ def misfit(
     kv_cache_dtype: str | None,
     capability: tuple[int, int],
 ) -> str | None:
-    """Return why a model and a device are not served, or ``None``."""
+    """Return the reason why a model, its cache or a device is not supported, or ``None``.
+
+    Parameters
+    ----------
+    head_size : int
+        R + P, the width of a cached token.
+    dtype : torch.dtype
+        The model's dtype.
+    kv_cache_dtype : str or None
+        The value of ``--kv-cache-dtype``; ``None`` means ``auto``.
+    capability : (int, int)
+        The compute capability of the device.
+    """
     reason = fits.misfit(head_size=head_size, dtype=dtype, capability=capability)
     if reason is not None:
         return f"paged_mla: {reason}"
@@ -33,39 +45,44 @@ def misfit(
 
 
 def refuse_variance(options: Options) -> None:
-    """Refuse what lets a row's bits depend on the rows beside it.
+    """Check that no option makes the bits of a row depend on the other rows of its step.
 
-    vLLM puts rows that have nothing cached last. Short ones count as decode where only such stand
-    before them, and else go over keys and values of every head.
+    vLLM puts rows without cached tokens last. A short row of this kind counts as decode if only
+    decode rows precede it; otherwise it goes through prefill. The other rows would thus decide
+    which computation a short prompt gets.
 
     Raises
     ------
     Unsupported
+        ``absorbed_query_len`` is above 1.
     """
     length = options.absorbed_query_len
     if length > 1:
         raise Unsupported(
-            f"{KEY}.absorbed_query_len {length} beside VLLM_BATCH_INVARIANT: 1, or rows beside a "
-            "short prompt decide which way it goes"
+            f"{KEY}.absorbed_query_len={length} is not supported with VLLM_BATCH_INVARIANT=1, "
+            "because the other rows of a step would decide whether a short prompt counts as "
+            "decode; use 1"
         )
 
 
 def refuse_adapters(layers: Sequence[Any]) -> None:
-    """Refuse LoRA of ``kv_b_proj``, which vLLM loads and then applies nowhere (vllm#48974).
+    """Reject LoRA adapters of ``kv_b_proj``, which vLLM loads but never applies (vllm#48974).
 
     Up to 0.33 vLLM splits that weight for absorbed attention when it loads a model, and its
-    prefill calls the layer that it had before adapters. Where LoRA is enabled, every such layer
-    is wrapped, whatever adapters there will be; an adapter of other layers leaves it alone, and
-    one that vLLM makes to warm up is of zeros.
+    prefill calls the layer without adapters. If LoRA is enabled, vLLM wraps every ``kv_b_proj``,
+    also when no adapter changes it. An adapter of other modules never calls ``set_lora`` of this
+    wrapper, and the adapter of vLLM's warm-up contains only zeros.
 
     Parameters
     ----------
     layers : sequence of MLAAttention
-        Adapters that come later are refused when they are set.
+        The function replaces ``set_lora`` of each wrapped ``kv_b_proj``, so that an adapter that
+        is loaded later raises ``Unsupported`` too.
 
     Raises
     ------
     Unsupported
+        An adapter with weights other than 0 is already set.
     """
     for layer in layers:
         projection = getattr(layer, "kv_b_proj", None)
@@ -84,6 +101,6 @@ def _set_zeros(set_lora: Any, index: int, lora_a: Any, lora_b: Any, *rest: Any) 
 def _refuse_weights(parts: Sequence[torch.Tensor | None]) -> None:
     if any(part is not None and bool(part.any()) for part in parts):
         raise Unsupported(
-            "paged_mla: a LoRA adapter of kv_b_proj, which vLLM applies nowhere: leave that module "
-            "out of it, or merge it into the model"
+            "a LoRA adapter of kv_b_proj is not supported by paged_mla, because vLLM never applies "
+            "it; train the adapter without that module, or merge it into the model"
         )

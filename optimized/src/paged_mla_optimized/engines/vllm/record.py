@@ -1,8 +1,9 @@
-"""Dumps of steps inside vLLM, through any of its backends of decode rows: no vLLM here.
+"""Record dumps of steps inside vLLM, with any of its MLA backends. This file imports no vLLM.
 
-A dump holds what vLLM says to the backend's builder, before the backend has read it, what the
-layer hands to ``forward_mqa``, and what comes back. A backend that takes a length, a table or a
-scale for something else breaks a rule then; the input of its kernel would not show it.
+A dump contains the metadata that vLLM passes to the backend's builder, the arguments of
+``forward_mqa`` and its results. It copies the metadata before the backend reads it. A backend that
+misinterprets a length, a table or a scale therefore violates a rule in the dump; the inputs of its
+kernel alone would not show the error.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FP8_FORMATS = {torch.float8_e4m3fn: FLAT_FP8, torch.uint8: "fp8_ds_mla"}
 
 @dataclass
 class _Step:
-    """A described step: the backend's words of it, and vLLM's of its decode rows."""
+    """A described step: the backend's metadata, and copies of the tensors that vLLM passed."""
 
     number: int
     metadata: Any
@@ -41,7 +42,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Called:
-    """What a layer hands over, in vLLM's order."""
+    """The arguments of ``forward_mqa``, in vLLM's order."""
 
     impl: Any
     q: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -51,25 +52,25 @@ class _Called:
 
 
 class _Recorder:
-    """What a backend is called with on its way to :class:`Samples`."""
+    """Pass on the calls of a backend and write their arguments to :class:`Samples`."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
         self._steps: dict[Any, _Step] = {}  # the latest of each builder
 
     def build(self, run: Callable[..., Any], builder: Any, *given: Any, **named: Any) -> Any:
-        """Describe a step, and remember what it was described from."""
+        """Describe a step, and keep copies of its inputs."""
         before = self._steps.get(builder)
         number = 0 if before is None else before.number + 1
         common = named.get("common_attn_metadata", *given[1:2])
-        # Copied first: what a backend writes there is not what vLLM said.
+        # The copy comes first, because the backend may write to these tensors.
         said = _said(common) if self._samples.wants_step(number) else {}
         metadata = run(builder, *given, **named)
         self._steps[builder] = _Step(number, metadata, said)
         return metadata
 
     def forward_mqa(self, run: Callable[..., Any], impl: Any, *given: Any) -> Any:
-        """Attend, and write what there is."""
+        """Call ``forward_mqa``, and write a dump if the step and the layer are sampled."""
         answer = run(impl, *given)
         called = _Called(impl, *given)
         step = next((s for s in self._steps.values() if s.metadata is called.metadata), None)
@@ -98,7 +99,7 @@ class _Recorder:
             "q_pe": to_numpy_spread(q_pe),
             "out": to_numpy(out.reshape(q_nope.shape)),
         }
-        if lse is not None and lse.dtype is torch.float32:  # what is rounded to 16 bits is no lse
+        if lse is not None and lse.dtype is torch.float32:  # 16 bits are not precise enough
             arrays["lse"] = to_numpy(_by_token(lse))
         dump = Dump(
             problem=_problem(called, q_nope, rows, int(arrays["seq_lens"].max())),
@@ -110,9 +111,12 @@ class _Recorder:
 
 
 def _said(common: Any) -> dict[str, torch.Tensor]:
-    """Return copies of what vLLM says of a step."""
+    """Return copies of the tensors in which vLLM describes a step."""
     if common.dcp_local_seq_lens is not None:
-        raise Unsupported("context parallelism: a rank's dump does not have all keys")
+        raise Unsupported(
+            "decode context parallelism is not supported by record, because a rank's dump does "
+            "not contain all keys; record with one rank"
+        )
     return {
         "cu_seqlens_q": common.query_start_loc.clone(),
         "seq_lens": common.seq_lens.clone(),
@@ -122,14 +126,17 @@ def _said(common: Any) -> dict[str, torch.Tensor]:
 
 
 def _by_token(lse: torch.Tensor) -> torch.Tensor:
-    """Return an lse as [T, H]; FlashMLA's is [B, H, T / B]."""
+    """Return an lse as [T, H]; FlashMLA returns [B, H, T / B]."""
     return lse.transpose(1, 2).flatten(0, 1) if lse.dim() == 3 else lse
 
 
 def _problem(called: _Called, q_nope: torch.Tensor, rows: int, longest: int) -> Problem:
     impl, cache = called.impl, called.cache
     if q_nope.dtype not in DTYPE_NAMES:
-        raise Unsupported(f"queries of {q_nope.dtype}: {', '.join(map(str, DTYPE_NAMES))}")
+        raise Unsupported(
+            f"queries of dtype {q_nope.dtype} are not supported by record; "
+            f"use {', '.join(map(str, DTYPE_NAMES))}"
+        )
     dtype = DTYPE_NAMES[q_nope.dtype]
     stored = _FP8_FORMATS.get(cache.dtype, PLAIN_FORMAT_OF_DTYPE[dtype])
     tokens, heads, rank = q_nope.shape
@@ -156,28 +163,30 @@ def record(
     layers: Sequence[int] | None = None,
     most_bytes: int = 1 << 30,
 ) -> Iterator[Samples]:
-    """Write dumps of decode rows that vLLM gives to a backend in this process, while open.
+    """Write dumps of the decode rows that vLLM passes to a backend, while the context is open.
 
-    Layers are counted by their ``forward_mqa`` since the step was described. A sampled layer waits
-    for the device and copies every block that its rows use; others cost nothing. What is captured
-    in a graph, or compiled, is not seen.
+    Only calls in this process are recorded. The number of a layer is the number of calls of
+    ``forward_mqa`` since the step was described. A sampled layer waits for the device and copies
+    every block that its rows use; other layers have no such cost. Calls inside a captured CUDA
+    graph or a compiled function are not recorded.
 
     Parameters
     ----------
     backend : type
-        The class of any backend of MLA: ``PagedMlaBackend``, or one of vLLM's own.
+        The class of any MLA backend: ``PagedMlaBackend`` or a class of vLLM.
     folder, every, layers, most_bytes
-        As for :func:`paged_mla_optimized.record`.
+        The arguments of :func:`paged_mla_optimized.record`.
 
     Yields
     ------
     Samples
-        Of files ``step-layer.safetensors``.
+        The files have the names ``step-layer.safetensors``.
 
     Raises
     ------
     InvalidArgument
-        `every` is no integer or below 1, or `layers` or `most_bytes` none or below 0.
+        `every` is not an integer or is below 1, or a value of `layers` or `most_bytes` is not an
+        integer or is below 0.
     """
     samples = Samples(folder, every, layers, most_bytes)
     recorder = _Recorder(samples)

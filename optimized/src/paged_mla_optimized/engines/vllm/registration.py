@@ -1,4 +1,4 @@
-"""The entry point of the group ``vllm.general_plugins``."""
+"""The entry point of the group ``vllm.general_plugins``, which registers both backends."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from paged_mla_optimized.engines.vllm.versions import OLDEST
 from paged_mla_optimized.runtime.log import LOGGER
 
 NAME = "CUSTOM"
-"""The member that vLLM's enums of backends keep free for plugins, in every release."""
+"""The member of vLLM's backend enums that every release reserves for plugins."""
 
 OWN_NAME = "PAGED_MLA"
-"""The member that this package adds to them, where the release has a call for it."""
+"""The member that this package adds to these enums, in releases that allow it."""
 
 FIRST_WITH_NAMES = (0, 32)
-"""The first release of vLLM whose enums take further members."""
+"""The first release of vLLM to whose enums a plugin can add members."""
 
 _HOME = "paged_mla_optimized.engines.vllm"
 BACKEND = f"{_HOME}.backend.PagedMlaBackend"
@@ -24,10 +24,10 @@ PREFILL_BACKEND = f"{_HOME}.prefill.PagedMlaPrefillBackend"
 
 
 class ClassPath(str):
-    """The value of an added member: where its class is.
+    """The import path of a backend class, which is the value of its enum member.
 
     A spawned process of vLLM unpickles the configuration before it loads plugins, and a member is
-    pickled as its value. So this value registers the members as it is unpickled.
+    pickled as its value. Unpickling this value therefore registers the members.
     """
 
     __slots__ = ()
@@ -42,15 +42,19 @@ def _registered_path(path: str) -> ClassPath:
 
 
 def register() -> None:
-    """Tell vLLM where the classes are; it imports them when somebody chooses them.
+    """Register the import paths of both backends; vLLM imports a class when a user selects it.
 
-    vLLM calls this in each of its processes, maybe twice. Where another plugin has taken
-    :data:`NAME`, a warning is logged, and that plugin keeps the name. Where vLLM is too old, a
-    warning is logged and vLLM goes on without these backends.
+    vLLM calls this function in each of its processes, possibly twice. If another plugin has
+    registered :data:`NAME`, the function logs a warning and leaves the name to that plugin. If vLLM
+    is too old, the function logs a warning and registers nothing.
     """
     installed = version("vllm")
     if not serves(installed, OLDEST):
-        LOGGER.warning("no attention backend for vLLM %s: made for 0.25 and later", installed)
+        LOGGER.warning(
+            "paged_mla registers no attention backend: vLLM %s is installed, and 0.25 or later is "
+            "required",
+            installed,
+        )
         return
     from vllm.v1.attention.backends.mla.prefill.registry import (
         MLAPrefillBackendEnum,
@@ -70,8 +74,9 @@ def register() -> None:
         member = members[NAME]
         if member.is_overridden() and member.get_path() != path:
             LOGGER.warning(
-                "another plugin has the name %s: it selects %s, not %s. Choose %s (vLLM 0.32 and "
-                "later), or leave the other plugin out with VLLM_PLUGINS=paged_mla",
+                "another plugin has registered the backend name %s: the name selects %s instead of "
+                "%s. Use the name %s (vLLM 0.32 and later), or disable the other plugin with "
+                "VLLM_PLUGINS=paged_mla",
                 *(NAME, member.get_path(), path, OWN_NAME),
             )
         else:
@@ -79,12 +84,12 @@ def register() -> None:
 
 
 def name_of_release(release: str) -> str:
-    """Return the name by which a release of vLLM selects this package's attention."""
+    """Return the name that selects this package's attention backend in a release of vLLM."""
     return OWN_NAME if serves(release, FIRST_WITH_NAMES) else NAME
 
 
 def name_in(members: Any) -> str:
-    """Return the name that one of vLLM's enums has this package's class under.
+    """Return the name of this package's member in one of vLLM's enums.
 
     Parameters
     ----------

@@ -1,27 +1,28 @@
-"""Where releases of vLLM differ, as far as these classes meet it. One source serves all.
+"""The differences between releases of vLLM that matter here. One source supports all of them.
 
 =============================================  =======================  ======  ===================
-what                                           0.25                     since   is
+interface                                      in 0.25                  since   is
 =============================================  =======================  ======  ===================
-context parallelism is asked of                ``can_return_lse_for_    0.26    ``supports_dcp``
+support of context parallelism                 ``can_return_lse_for_    0.26    ``supports_dcp``
                                                decode``
 ``run_prefill_context_chunk``                  ``chunk_idx``            0.28    ``chunk``, an
                                                                                 object
-metadata of drafts inside a graph              not there                0.28    not claimed: built
+metadata of drafts inside a graph              does not exist           0.28    not declared here:
+                                                                                vLLM builds it
                                                                                 eagerly
 whether a cache may span layers                ``get_kv_cache_stride_   0.29    ``supported_kv_
                                                order``                          cache_layouts``:
-                                                                                None is any
+                                                                                None allows all
 ``get_supported_kernel_block_sizes``           no argument              0.31    ``kv_cache_spec``,
                                                                                 optional
-``_build_decode``                                                       0.31    ``max_query_len``,
-                                                                                unused
-graphs over rows of unequal query lengths      not there                0.31    not claimed
-names of backends                              members of an enum       0.32    a plugin may add
-                                                                                members
+``_build_decode``                              no ``max_query_len``     0.31    ``max_query_len``,
+                                                                                unused here
+graphs over rows of unequal query lengths      do not exist             0.31    not declared here
+names of backends                              fixed members of an      0.32    a plugin may add
+                                               enum                             members
 =============================================  =======================  ======  ===================
 
-Surfaces are recorded in ``optimized/tests/engines/vllm_surfaces``.
+``optimized/tests/engines/vllm_surfaces`` contains the recorded interfaces of each release.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ RECORDED = (
     *("0.25.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0"),
     *("0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"),
 )
-"""Releases whose surface the tests hold these classes against."""
+"""The releases whose recorded interfaces the tests compare with these classes."""
 
 OLDEST = (0, 25)
-"""The first release that these classes are given to."""
+"""The first release in which the backends are registered."""
 
 
 class ContextChunk(NamedTuple):
-    """A part of the rows' cached context, whichever release describes it.
+    """A chunk of the rows' cached context, in a form that does not depend on the release.
 
     Parameters
     ----------
     number : int
-        Tells the chunks of a step apart.
+        The number of the chunk within its step.
     cu_seqlens_q, cu_seqlens_k : int32 [B + 1]
-        Of the rows that the chunk is for, from 0.
+        Prefix sums, from 0, of the query lengths and key lengths of the chunk's rows.
     """
 
     number: int
@@ -57,16 +58,16 @@ class ContextChunk(NamedTuple):
 
 
 def context_chunk(metadata: Any, chunk_idx: int | None, chunk: Any) -> ContextChunk:
-    """Return the chunk that a call of ``run_prefill_context_chunk`` means.
+    """Return the chunk that the arguments of ``run_prefill_context_chunk`` describe.
 
     Parameters
     ----------
     metadata : MLACommonPrefillMetadata
-        Of the step.
+        The metadata of the step.
     chunk_idx : int or None
-        What vLLM passes before 0.28: its chunks are for all rows.
+        The argument of vLLM before 0.28, whose chunks contain all rows.
     chunk : MLACommonPrefillMetadata.ContextChunk or None
-        What it passes since: its chunks are for some rows, and hold their query lengths.
+        The argument of vLLM 0.28 and later, whose chunks contain some rows and their query lengths.
     """
     if chunk is not None:
         return ContextChunk(chunk.index, chunk.query_start_loc, chunk.cu_seq_lens)

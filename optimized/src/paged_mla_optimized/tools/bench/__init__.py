@@ -1,1 +1,1 @@
-"""``python -m paged_mla_optimized.tools.bench``: decode beside its ceilings and other kernels."""
+"""Benchmarks; ``python -m paged_mla_optimized.tools.bench`` compares decode with other kernels."""

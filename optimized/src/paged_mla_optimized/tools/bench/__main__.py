@@ -1,4 +1,4 @@
-"""Times decode: plan, attend and joining in a graph, each result checked against float32 first."""
+"""Time decode, with its plan and its combine launch, in CUDA graphs; check it against float32."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RIVALS = ("flashmla", "fa3")
 
 
 def measure(case: Case, builders: dict[str, Any], limits: dict[str, float]) -> dict[str, Any]:
-    """Check and time one case, ours and everyone else's."""
+    """Check and time one case with this package's kernels and with the others in `builders`."""
     tensors = build(case)
     launches, worst = _ours(tensors)
     for name, builder in builders.items():
@@ -51,9 +51,10 @@ def measure(case: Case, builders: dict[str, Any], limits: dict[str, float]) -> d
 
 
 def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
-    """Return our launches, checked, and the error of the first.
+    """Return this package's launches, which have been checked, and the error of the first one.
 
-    Without the plan, with it, the main kernel alone, and the portable kernel with its join.
+    The launches are attention without the plan, attention with the plan, the main kernel alone, and
+    the portable kernel with its combine launch.
     """
     cache = LatentCache(tensors.config.cache_format, tensors.cache)
     queries = Queries(tensors.q_nope, tensors.q_pe)
@@ -85,13 +86,13 @@ def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return what the command line asks for, with the chosen cases."""
+    """Return the options of the command line, with the chosen cases."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench", description=__doc__)
     parser.add_argument(
         "groups", nargs="*", metavar="GROUP", help=f"{', '.join(GROUPS)} (default: main)"
     )
-    parser.add_argument("--only", default="", metavar="REGEX", help="of case names")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for peers")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only cases with these names")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="the folder of other kernels")
     parser.add_argument(
         "--out", type=Path, metavar="STEM", help="write STEM.json, STEM.md and the plot STEM.png"
     )
@@ -104,7 +105,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     cases = dict.fromkeys(case for group in groups for case in GROUPS[group])
     options.cases = [case for case in cases if re.search(options.only, case.name)]
     if not options.cases:
-        parser.error(f"--only: got {options.only!r}, which no case of {', '.join(groups)} matches")
+        parser.error(
+            f"--only: got {options.only!r}; allowed: a regular expression that matches a case of "
+            f"{', '.join(groups)}"
+        )
     return options
 
 
@@ -112,7 +116,10 @@ def main() -> int:
     """Run the chosen cases; return the exit status."""
     options = parse()
     if not torch.cuda.is_available():
-        print("paged_mla_optimized.tools.bench: torch finds no GPU", file=sys.stderr)
+        print(
+            "paged_mla_optimized.tools.bench: torch finds no GPU; run it on a machine with one",
+            file=sys.stderr,
+        )
         return 2
     limits = ceilings()
     facts = device_record() | limits

@@ -1,14 +1,14 @@
-"""Errors of answers over every cache format, in exact and fast products, beside FlashMLA's FP8.
+"""Measure the errors of outputs over every cache format, and those of FlashMLA's FP8 decode.
 
 ``python -m paged_mla_optimized.tools.bench.accuracy [--only REGEX] [--peers DIR] [--out STEM]``
-needs a GPU. Each answer is held against float64 twice: over the latents as they were given to
-``append``, which is what a format costs, and over the numbers that the cache holds, which is what
-the kernel costs. Queries are bfloat16 in both.
+needs a GPU. It measures exact and fast products. Each output is compared with float64 twice: over
+the latents that were passed to ``append``, which shows the error of the format, and over the values
+in the cache, which shows the error of the kernel. Queries are bfloat16 in both.
 
-Latents are RMS-normed and have channels that are far larger than the rest; rotated keys have no
-norm and larger ones still. DeepSeek-V2 (arXiv:2405.04434, section 2.1) norms the latents alone;
-SnapMLA (arXiv:2602.10718) finds that the rotated keys lose most when they are quantized. With
-"peaked" scores each query has a key of its own, which weighs nearly all.
+Latents are RMS-normed, and some channels are far larger than the others. Rotated keys have no norm,
+and their large channels are larger still. DeepSeek-V2 (arXiv:2405.04434, section 2.1) norms only
+the latents. SnapMLA (arXiv:2602.10718) finds that quantization loses most in the rotated keys. With
+"peaked" scores each query has one key with nearly all of the weight.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from paged_mla_shared.formats import FORMATS
 
 FORMAT_NAMES = ("bf16", *FP8_NAMES)
 ROWS, KEYS = 8, 4096
-SPREAD = 3.0  # standard deviation of scores
-PEAK = 14.0  # what the dominant key's score is above the others'
+SPREAD = 3.0  # the standard deviation of the scores
+PEAK = 14.0  # the amount that is added to the score of the dominant key
 
 
 class Step(NamedTuple):
@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
 
 def steps() -> list[Step]:
-    """Return every format in both products, FlashMLA behind those of flat FP8."""
+    """Return every format with both kinds of products, and FlashMLA after those of flat FP8."""
     found = []
     for scores in ("spread", "peaked"):
         for heads in (16, 128):
@@ -63,7 +63,7 @@ def steps() -> list[Step]:
 
 
 def measure(step: Step, flashmla: Any) -> dict[str, Any]:
-    """Return the errors of a step; none where the kernel cannot run."""
+    """Return the errors of a step; no errors if the kernel cannot run."""
     tensors, latents = inputs(step.scores, step.num_heads)
     cache = write(replace(tensors.config, cache_format=step.cache_format), tensors, latents)
     found = answer(step, tensors, cache, flashmla)
@@ -76,9 +76,9 @@ def measure(step: Step, flashmla: Any) -> dict[str, Any]:
 
 
 def inputs(scores: str, num_heads: int, device: str = "cuda") -> tuple[Tensors, torch.Tensor]:
-    """Return a case of one query a row, and the latents and keys of its tokens, [N * S, R + P]."""
+    """Return a case with one query per row, and its latents and keys [N * S, R + P]."""
     case = Case(scores, num_heads, 1, (KEYS,) * ROWS)
-    tensors = build(case, device)  # seeds
+    tensors = build(case, device)  # also sets the seed
     gains = torch.randn(R + P, device=device).exp()
     gains[:R:64] *= 16  # eight channels of outliers
     gains[R::16] *= 32
@@ -101,14 +101,14 @@ def inputs(scores: str, num_heads: int, device: str = "cuda") -> tuple[Tensors, 
 
 
 def write(config: MlaConfig, tensors: Tensors, latents: torch.Tensor) -> LatentCache:
-    """Return a cache that holds tokens [N * S, R + P] where the block table has them."""
+    """Return a cache with the tokens [N * S, R + P] in the slots of the block table."""
     offsets = torch.arange(config.block_size, device=latents.device)
     slots = (tensors.block_table.long()[..., None] * config.block_size + offsets).flatten()
     return written(config, latents, slots, len(tensors.cache))
 
 
 def answer(step: Step, tensors: Tensors, cache: LatentCache, flashmla: Any) -> torch.Tensor | None:
-    """Return out [N, H, R] of a step, ``None`` where its kernel cannot run."""
+    """Return out [N, H, R] of a step, or ``None`` if its kernel cannot run."""
     if step.products == "FlashMLA":
         launch = flashmla(tensors, cache.latents, cache.scales)
         return None if launch is None else launch()[:, 0]
@@ -117,14 +117,14 @@ def answer(step: Step, tensors: Tensors, cache: LatentCache, flashmla: Any) -> t
 
 
 def by_blocks(latents: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-    """Return tokens [N * S, R + P] where the block table has them, [num_blocks, block_size, ..]."""
+    """Return tokens [N * S, R + P] in the order of the cache, [num_blocks, block_size, R + P]."""
     placed = latents.new_zeros(tensors.cache.shape)
     placed[tensors.block_table.flatten().long()] = latents.view(placed.shape)
     return placed
 
 
 def attend(tensors: Tensors, numbers: torch.Tensor) -> torch.Tensor:
-    """Return what queries get of these numbers in place of the cache's, float64 [N, H, R].
+    """Return the attention outputs over `numbers` in place of the cache, float64 [N, H, R].
 
     All rows have the same number of keys.
     """
@@ -134,7 +134,7 @@ def attend(tensors: Tensors, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def errors(found: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
-    """Return the relative error of all answers, and the smallest cosine of any head's."""
+    """Return the relative error of all outputs, and the smallest cosine similarity of a head."""
     difference = (found.double() - want).norm() / want.norm()
     cosine = torch.cosine_similarity(found.double(), want, dim=2).min()
     return difference.item(), cosine.item()
@@ -159,7 +159,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.accuracy")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for FlashMLA")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="the folder of FlashMLA")
     options = options_of(parser, steps())
     flashmla = peers.load_flashmla_fp8(options.peers)
     run(steps(), partial(measure, flashmla=flashmla), line, header(), options)

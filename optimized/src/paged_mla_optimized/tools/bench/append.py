@@ -1,9 +1,9 @@
-"""Times the append of 8192 tokens in every format, beside a copy of as many bytes.
+"""Time the append of 8192 tokens in every format, compared with a copy of as many bytes.
 
-``python -m paged_mla_optimized.tools.bench.append [--only REGEX] [--out STEM]`` needs a GPU. Bytes
-are those of latents, keys and queries read, and of rows, scales and queries written. Calls go round
-tensors that together are larger than the device's L2 cache, and so do copies: as in a model, where
-each layer has its own.
+``python -m paged_mla_optimized.tools.bench.append [--only REGEX] [--out STEM]`` needs a GPU. The
+bytes are the latents, keys and queries that are read, and the cached tokens, scales and queries
+that are written. Calls and copies cycle through tensors that together are larger than the device's
+L2 cache, as in a model, where each layer has its own tensors.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing
 
 TOKENS, HEADS, BLOCK_SIZE = 8192, 16, 64
-_ROUND = 256 << 20  # bytes that calls go round; an H200 has 50 MiB of L2
-_ERROR = 0.04  # of latents in e4m3: a sixteenth at most of each number
+_ROUND = 256 << 20  # bytes through which the calls cycle; an H200 has 50 MiB of L2
+_ERROR = 0.04  # largest relative error of latents in e4m3; that of a number is up to 1 / 16
 
 
 @dataclass(frozen=True)
 class Step:
-    """One row of the table; a rotation of queries is a launch of its own."""
+    """One row of the table. The rotation of queries is a separate launch."""
 
     cache_format: str
     rotates: str  # "nothing", "keys" or "keys and queries"
@@ -46,7 +46,7 @@ class Step:
 
     @property
     def config(self) -> MlaConfig:
-        """One prompt of so many tokens."""
+        """The configuration of a step with one prompt of ``TOKENS`` tokens."""
         return MlaConfig(
             num_heads=HEADS,
             softmax_scale=SCALE,
@@ -60,7 +60,7 @@ class Step:
 
     @property
     def bytes(self) -> int:
-        """Read and written; slots and tables of angles do not count."""
+        """The bytes that are read and written, without slots and tables of angles."""
         stored = FORMATS[self.cache_format]
         blocks = TOKENS // BLOCK_SIZE * stored.block_bytes(self.config, BLOCK_SIZE)
         queries = 2 * 2 * TOKENS * HEADS * P if "queries" in self.rotates else 0
@@ -75,7 +75,7 @@ STEPS = tuple(
 
 
 def measure(step: Step) -> dict[str, Any]:
-    """Return microseconds of the append and of a copy of as many bytes, and both rates in GB/s."""
+    """Return the times of the append and of a copy in microseconds, and both rates in GB/s."""
     append = _append(step)
     half = step.bytes // 2
     sources = torch.empty(_round(step), half, dtype=torch.uint8, device="cuda")
@@ -91,12 +91,12 @@ def measure(step: Step) -> dict[str, Any]:
 
 
 def _round(step: Step) -> int:
-    """Return how many calls touch more than the device keeps."""
+    """Return a number of calls whose tensors together are larger than the L2 cache."""
     return -(-_ROUND // step.bytes)
 
 
 def _append(step: Step) -> Launch:
-    """Return the launch, after a look at what it wrote."""
+    """Return the launch, after a check of the tokens that it writes."""
     core = Core(step.config, "cuda")
     torch.manual_seed(0)
     blocks = TOKENS // BLOCK_SIZE
@@ -120,7 +120,7 @@ def _append(step: Step) -> Launch:
     spans = Spans.whole(core.plan)
     core.reader(Gather).read(spans, core.as_cache(caches[0]), ckv=found[:, :R], k_pe=found[:, R:])
     want = latents[0, :, :R].float()
-    off_by(found[:, :R], want, _ERROR, f"what {step.name} wrote")
+    off_by(found[:, :R], want, _ERROR, f"the cache of {step.name}")
     return launch
 
 

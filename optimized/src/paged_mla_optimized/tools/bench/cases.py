@@ -1,4 +1,4 @@
-"""What is timed: steps of decode and verification at DeepSeek-V3 dims, bfloat16."""
+"""The cases that are timed: decode and verification steps with DeepSeek-V3's dims in bfloat16."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ R, P = 512, 64
 
 @dataclass(frozen=True)
 class Case:
-    """One step, as long for every row or ragged.
+    """One step, with rows of equal or of different lengths.
 
     Parameters
     ----------
     name : str
     num_heads, query_len : int
-        H, and the query tokens of every row.
+        H, and the number of query tokens of every row.
     seq_lens : tuple of int
+        The number of keys of each row.
     block_size : int
     is_tree : bool
-        Queries are a draft tree in place of a chain.
+        Whether the queries of a row are a draft tree instead of a chain.
     """
 
     name: str
@@ -33,12 +34,12 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Multiply-adds times two; keys that the last queries do not see count too."""
+        """Twice the number of multiply-adds, with masked keys counted too."""
         return 2 * self.num_heads * self.query_len * sum(self.seq_lens) * (2 * R + P)
 
     @property
     def bytes(self) -> int:
-        """Every cached row, query and answer once."""
+        """The bytes of all keys, queries and outputs, each counted once."""
         pairs = len(self.seq_lens) * self.query_len * self.num_heads
         return 2 * (sum(self.seq_lens) * (R + P) + pairs * (2 * R + P))
 
@@ -70,7 +71,7 @@ MAIN = (
     _even(16, 1, 8, 4096),
     _even(32, 1, 32, 16384),
 )
-PAIRS = (  # 32 of them a row
+PAIRS = (  # 32 pairs of query token and head in a row
     _even(32, 1, 32, 16384),
     _even(32, 1, 8, 4096),
     _even(32, 1, 128, 2048),
@@ -86,7 +87,7 @@ TREES = (
     Case("h16 tree8 b32 s8192", 16, 8, (8192,) * 32, is_tree=True),
 )
 LENGTHS = tuple(_even(16, 1, 32, 128 << step) for step in range(0, 11, 2))
-FP8 = (  # over flat FP8 caches
+FP8 = (  # cases for flat FP8 caches
     *(case for case in MAIN if case.num_heads in {16, 128}),
     _even(32, 1, 32, 16384),
     _even(16, 1, 32, 131072),
@@ -94,7 +95,7 @@ FP8 = (  # over flat FP8 caches
     _even(16, 1, 64, 8192, 1),
     _even(64, 1, 64, 16384),
 )
-FORMATTED = (  # over every FP8 format
+FORMATTED = (  # cases for every FP8 format
     _even(16, 1, 128, 8192),
     _ragged(16),
     _even(32, 1, 32, 16384),

@@ -1,8 +1,9 @@
-"""Times decode over every FP8 cache format, beside the flat one.
+"""Time decode over every FP8 cache format, compared with the flat format.
 
-``python -m paged_mla_optimized.tools.bench.formats [--only REGEX] [--out STEM]`` needs a GPU. Exact
-and fast products over caches that ``append`` wrote, each checked against float32 first; attention
-with its join and, for fast products, with the launch that quantizes queries.
+``python -m paged_mla_optimized.tools.bench.formats [--only REGEX] [--out STEM]`` needs a GPU. It
+times exact and fast products over caches that ``append`` wrote, after a check against float32. The
+times of attention include its combine launch and, for fast products, the launch that quantizes
+queries.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from paged_mla_shared.backend import PRODUCTS
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Return times in microseconds alone and in turns, of each format and kind of products."""
+    """Return the times of each format and kind of products, alone and interleaved."""
     tensors = build(case)
     launches = {}
     for name in FP8_NAMES:
@@ -44,7 +45,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def cache_of(tensors: Tensors, config: MlaConfig) -> LatentCache:
-    """Return a cache of a config's format in whose slots ``append`` wrote the case's tokens."""
+    """Return a cache of a config's format into which ``append`` wrote the tokens of the case."""
     latents = tensors.cache.flatten(0, 1)
     slots = torch.arange(len(latents), device=latents.device)
     return written(config, latents, slots, len(tensors.cache))
@@ -53,7 +54,7 @@ def cache_of(tensors: Tensors, config: MlaConfig) -> LatentCache:
 def header() -> str:
     """Return the head of the Markdown table."""
     kinds = [f"{name} {products}" for products in PRODUCTS for name in FP8_NAMES]
-    columns = ["case, us alone / in turns, and of flat", *kinds]
+    columns = ["case, us alone / interleaved, and ratio to flat", *kinds]
     return head_of(columns)
 
 

@@ -1,4 +1,4 @@
-"""Caches of every format as ``append`` writes them, and the numbers that they hold."""
+"""Caches of every format that ``append`` wrote, and the values in them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LARGEST = 448.0
 def written(
     config: MlaConfig, latents: torch.Tensor, slots: torch.Tensor, num_blocks: int
 ) -> LatentCache:
-    """Return a cache that ``append`` wrote tokens [N, R + P] to, at slots [N] as a plan has them.
+    """Return a cache into which ``append`` wrote tokens [N, R + P] at slots [N].
 
-    A flat one has the smallest scale that saturates none.
+    A flat FP8 cache has the smallest scale with which no value saturates.
     """
     cache = empty_cache(config, num_blocks, latents.device)
     if config.cache_format == FLAT:
@@ -39,7 +39,7 @@ def written(
 
 
 def held(cache: LatentCache) -> torch.Tensor:
-    """Return the numbers of a cache (S-11), float64 [num_blocks, block_size, R + P]."""
+    """Return the values of a cache (S-11), float64 [num_blocks, block_size, R + P]."""
     stored = FORMATS[cache.format]
     if stored.is_plain:
         return cache.latents.double()

@@ -1,8 +1,9 @@
-"""Times decode over flat FP8 caches, beside bfloat16 caches of the same numbers and FlashMLA's FP8.
+"""Time decode over flat FP8 caches, over equal bfloat16 caches, and FlashMLA's FP8 decode.
 
 ``python -m paged_mla_optimized.tools.bench.fp8 [--only REGEX] [--peers DIR] [--out STEM]`` needs a
-GPU. Exact and fast products, each checked against float32 first; attention with its join and, for
-fast products, with the launch that quantizes queries, which FlashMLA is given quantized.
+GPU. It times exact and fast products, after a check against float32. The times of attention include
+its combine launch and, for fast products, the launch that quantizes queries. FlashMLA gets queries
+that are quantized before the timing.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from paged_mla_optimized.tools.bench.problem import ROUNDED_LIMIT, Tensors, atte
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_optimized.tools.bench.timing import alone, in_turns
 
-CACHE_SCALE = 2.0**-6  # a power of two: bfloat16 then holds what the FP8 cache does
+CACHE_SCALE = 2.0**-6  # a power of two, so that bfloat16 represents the values of the FP8 cache
 KINDS = ("exact", "fast", "bf16", "flashmla")
 
 
 def quantized(tensors: Tensors) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
-    """Return the case over the numbers of an FP8 cache, that cache's codes, and its scale."""
+    """Return the case with the values of an FP8 cache, the codes of that cache, and its scale."""
     codes = (tensors.cache.float() / CACHE_SCALE).to(torch.float8_e4m3fn)
     held = (codes.float() * CACHE_SCALE).to(tensors.cache.dtype)
     scale = torch.tensor(CACHE_SCALE, device=codes.device)
@@ -35,7 +36,7 @@ def quantized(tensors: Tensors) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
 
 
 def measure(case: Case, flashmla: Any) -> dict[str, Any]:
-    """Return errors, and times in microseconds alone and in turns, of each kind."""
+    """Return the errors of each kind, and its times in microseconds, alone and interleaved."""
     tensors, codes, scale = quantized(build(case))
     flat = LatentCache("fp8_e4m3", codes, scale)
     config = replace(tensors.config, cache_format="fp8_e4m3")
@@ -63,7 +64,7 @@ def measure(case: Case, flashmla: Any) -> dict[str, Any]:
 def header() -> str:
     """Return the head of the Markdown table."""
     columns = ["case"]
-    for how in ("", ", in turns"):
+    for how in ("", ", interleaved"):
         columns += [f"{kind} us{how}" for kind in KINDS]
         columns += [f"FlashMLA / {kind}{how}" for kind in ("exact", "fast")]
     columns += [f"error, {kind}" for kind in KINDS]
@@ -84,7 +85,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.fp8")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for FlashMLA")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="the folder of FlashMLA")
     options = options_of(parser, FP8)
     flashmla = peers.load_flashmla_fp8(options.peers)
     run(FP8, partial(measure, flashmla=flashmla), line, header(), options)

@@ -1,10 +1,11 @@
-"""Times one instance for every step against instances made for one step.
+"""Time an instance for any step compared with instances for one step.
 
 ``python -m paged_mla_optimized.tools.bench.instances [--only REGEX] [--seconds S] [--out STEM]``
-needs a GPU. For each step: an instance whose capacities are the step's; one of 256 rows and 1024
-tokens of up to 128k keys; the first with fixed splits, whose rows must have the same bits alone;
-and with a rotation of queries inside. *Alone* each is replayed for a tenth of S seconds, ten times.
-At the power limit one second tells a difference of 4 %, twelve one of 0.3 %.
+needs a GPU. For each step it times four instances. The first has the capacities of the step. The
+second has 256 rows and 1024 tokens of up to 128k keys. The third is the first with fixed splits,
+whose rows must have the same bits when they are alone. The fourth is the first with a rotation of
+queries. *Alone* means that the graph of each instance is replayed for a tenth of S seconds, ten
+times. At the power limit one second resolves a difference of 4 %, twelve seconds resolve 0.3 %.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ KINDS = ("sized", "general", "fixed", "rope")
 
 @dataclass(frozen=True)
 class Step:
-    """Rows of (seq_len, query_len)."""
+    """A step: its name, its number of heads, and its rows as (seq_len, query_len)."""
 
     name: str
     num_heads: int
@@ -39,14 +40,14 @@ class Step:
 STEPS = (
     *(Step(c.name, c.num_heads, tuple((n, c.query_len) for n in c.seq_lens)) for c in MAIN),
     Step("h16 q1 b1 s64", 16, ((64, 1),)),
-    Step("h16 100 decode of 4096 beside 900 of 900", 16, (*[(4096, 1)] * 100, (900, 900))),
+    Step("h16 100 decode of 4096 with 900 of 900", 16, (*[(4096, 1)] * 100, (900, 900))),
     Step("h16 chunk of 1024 behind 16k", 16, ((17408, 1024),)),
     Step("h128 chunk of 512 behind 16k", 128, ((16896, 512),)),
 )
 
 
 class Problem:
-    """Tensors of a step, and instances that run it."""
+    """The tensors of a step, and the instances that run it."""
 
     def __init__(self, step: Step) -> None:
         torch.manual_seed(0)
@@ -88,7 +89,7 @@ class Problem:
         return {kind: PagedMla(c) for kind, c in zip(KINDS, configs, strict=True)}
 
     def plan(self, mla: PagedMla) -> None:
-        """Plan the step."""
+        """Plan the step with an instance."""
         mla.plan(
             MlaStep(
                 self.cu_seqlens_q,
@@ -100,11 +101,14 @@ class Problem:
         )
 
     def attend(self, mla: PagedMla) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend every query."""
+        """Return the output and the lse of all queries."""
         return mla.attend(self.q_nope, self.q_pe, self.cache)
 
     def bits_of_a_row_alone_differ(self, mla: PagedMla) -> int:
-        """Return how many answers of the first and last row change when the row stands alone."""
+        """Return the number of output elements that change when a row is alone in its step.
+
+        The method compares the first and the last row.
+        """
         whole = self.attend(mla)[0].clone()
         wrong = 0
         for row in (0, len(self.step.rows) - 1):
@@ -129,7 +133,7 @@ def _random(*shape: int) -> torch.Tensor:
 
 
 def measure(step: Step, seconds: float) -> dict[str, object]:
-    """Return times in microseconds, alone and in turns, of each kind of instance."""
+    """Return the times of each kind of instance in microseconds, alone and interleaved."""
     problem = Problem(step)
     instances = problem.instances()
     for mla in instances.values():
@@ -138,7 +142,7 @@ def measure(step: Step, seconds: float) -> dict[str, object]:
     for kind in ("general", "fixed"):
         off = (problem.attend(instances[kind])[0] - expected).float().norm()
         if not off <= 6e-3 * expected.float().norm():
-            raise ArithmeticError(f"{step.name}: {kind} is off by {off:.1e}")
+            raise ArithmeticError(f"{step.name}: the output of {kind} differs by {off:.1e}")
     launches = {kind: lambda mla=mla: problem.attend(mla) for kind, mla in instances.items()}
     return {
         "step": step.name,
@@ -166,15 +170,20 @@ def line(row: dict[str, object]) -> str:
 def header() -> str:
     """Return the head of the table."""
     names = ("sized us", "general / sized", "fixed / sized", "rope - sized us")
-    in_turns = (f"{name}, in turns" for name in names)
-    return head_of(["step", *names, *in_turns, "bits that differ alone"])
+    in_turns = (f"{name}, interleaved" for name in names)
+    return head_of(["step", *names, *in_turns, "elements that differ alone"])
 
 
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.instances")
     parser.add_argument(
-        "--seconds", type=int, default=1, choices=range(1, 61), metavar="S", help="1 to 60, alone"
+        "--seconds",
+        type=int,
+        default=1,
+        choices=range(1, 61),
+        metavar="S",
+        help="time alone, 1 to 60",
     )
     options = options_of(parser, STEPS)
     run(STEPS, functools.partial(measure, seconds=options.seconds), line, header(), options)

@@ -1,11 +1,12 @@
-"""Times a layer between its projections: which form is faster when, and what a chunk's parts take.
+"""Time a layer between its projections: absorbed and materialized attention, and their launches.
 
 ``python -m paged_mla_optimized.tools.bench.layer [--only REGEX] [--peers DIR] [--out STEM]`` needs
-a GPU. Rows ``h16 q64 c32k`` are one row of 64 queries behind 32768 cached tokens, absorbed, then
-materialized, and what the cost model chose. Rows ``chunk ...`` are one such step end to end, with
-the share of each launch, in turns with FlashAttention 3 on concatenated keys: in one piece, and as
-vLLM has it, own keys and context apart and then merged, with this project's gather and merge. The
-plan, once a step, is in no time. Each answer is checked against float32 first.
+a GPU. A line ``h16 q64 c32k`` is a step of one row with 64 queries after 32768 cached tokens. It
+has the times of absorbed and of materialized attention, and the choice of the cost model. A line
+``chunk ...`` is a materialized step of this kind, with the time of each launch. Its times are
+interleaved with FlashAttention 3 on concatenated keys in two forms: in one call, and as in vLLM,
+where new keys and context are separate and then merged, with this project's gather and merge. No
+time includes the plan, which a step needs once. Each output is first checked against float32.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, r
 from paged_mla_optimized.tools.bench.timing import Launch, in_turns
 
 N, V = 128, 128
-_LIMIT = 1e-2  # relative error: keys, values, weights and answers are rounded to bfloat16
+_LIMIT = 1e-2  # largest relative error with keys, values, weights and outputs in bfloat16
 
 
 @dataclass(frozen=True)
 class Step:
-    """One row of so many queries behind a context."""
+    """A step of one row with `query_len` queries after `context_len` cached tokens."""
 
     name: str
     num_heads: int
@@ -76,7 +77,7 @@ CHUNKS = tuple(
 
 
 class Problem:
-    """A step's tensors, its blocks in random order, and a layer made for it."""
+    """The tensors of a step, with blocks in random order, and a layer for it."""
 
     def __init__(
         self, step: Step, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
@@ -106,7 +107,7 @@ class Problem:
         self.weights = HeadWeights(normal(step.num_heads, N + V, R) * R**-0.5, N)
 
     def plan(self, absorbed: int | None) -> None:
-        """Plan the step; `absorbed` is 1, 0 or the model's choice."""
+        """Plan the step with `absorbed` absorbed rows, 1 or 0; ``None`` uses the cost model."""
         step = self.step
         self.layer.plan(
             MlaStep(
@@ -121,16 +122,16 @@ class Problem:
         )
 
     def starts(self, length: int) -> torch.Tensor:
-        """Return the prefix sums of one row."""
+        """Return the prefix sums of one row of this length, int32 [2]."""
         return torch.tensor([0, length], dtype=torch.int32, device=self.q.device)
 
     def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the planned step."""
+        """Return the output and the lse of the planned step."""
         return self.layer.attend(self.q[..., :N], self.q[..., N:], self.cache, self.weights)
 
     @property
     def chosen(self) -> str:
-        """What the cost model would take."""
+        """The choice of the cost model, "absorbed" or "materialized"."""
         lens = np.array([self.step.query_len]), np.array([self.keys])
         absorbed = Forms(Prices.of(self.config), *lens).absorbed_rows()
         return "absorbed" if absorbed else "materialized"
@@ -141,7 +142,7 @@ class Problem:
         Raises
         ------
         ArithmeticError
-            It is above what bfloat16 explains, or not a number.
+            The error is NaN or above the limit for bfloat16.
         """
         step, worst = self.step, 0.0
         tokens = self.cache[self.table[0].long()].flatten(0, 1)[: self.keys].float()
@@ -161,12 +162,12 @@ class Problem:
 
 
 def times(launches: Mapping[str, Launch]) -> dict[str, float]:
-    """Return the time of one call of each in microseconds; shortly, since the table is long."""
+    """Return the time of one call of each launch in microseconds, from few rounds."""
     return in_turns(launches, rounds=5, graph_ms=2.0)
 
 
 def measure(step: Step, fa3: peers.Prefill | None) -> dict[str, Any]:
-    """Return errors, and times in microseconds."""
+    """Return the errors and the times in microseconds of a step."""
     problem = Problem(step)
     if step in CHUNKS:
         return _measure_chunk(problem, fa3)
@@ -179,7 +180,7 @@ def measure(step: Step, fa3: peers.Prefill | None) -> dict[str, Any]:
 
 
 def _measure_chunk(problem: Problem, fa3: peers.Prefill | None) -> dict[str, Any]:
-    """Return times of a materialized step, of its parts, and of peers."""
+    """Return the times of a materialized step, of its launches, and of FlashAttention 3."""
     problem.plan(0)
     launches: dict[str, Launch] = {"ours": problem.attend}
     if fa3 is not None:
@@ -195,7 +196,7 @@ def _measure_chunk(problem: Problem, fa3: peers.Prefill | None) -> dict[str, Any
 
 
 def _shares(problem: Problem) -> dict[str, float]:
-    """Return the time of each kind of launch of a materialized step, all its parts together."""
+    """Return the time of each kind of launch of a materialized step, summed over its parts."""
     rows, plan = problem.layer.materialized, problem.layer.planned.materialized
     assert plan is not None
     queries = Queries(problem.q[..., :N], problem.q[..., N:])
@@ -217,7 +218,7 @@ def _shares(problem: Problem) -> dict[str, float]:
 
 
 class _Concatenated:
-    """Keys as FlashAttention takes them: gathered, projected, and k_pe copied for each head."""
+    """Keys for FlashAttention: gathered, projected, and with a copy of k_pe for each head."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, step = problem, problem.step
@@ -229,7 +230,7 @@ class _Concatenated:
         self.projected = self.ckv.new_empty(problem.keys, lines)
 
     def heads(self, keys: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return k [K, H, N + P] and v [K, H, V] of gathered tokens."""
+        """Return k [K, H, N + P] and v [K, H, V] of the gathered tokens in a slice."""
         heads = self.problem.step.num_heads
         self.problem.weights.materialize(self.ckv[keys], self.projected[keys])
         k_nope, v = torch.split(self.projected[keys].view(-1, heads, N + V), [N, V], dim=-1)
@@ -237,12 +238,12 @@ class _Concatenated:
         return torch.cat([k_nope, k_pe], dim=-1), v
 
     def gather(self) -> None:
-        """Read all keys of the row."""
+        """Gather all keys of the row from the cache."""
         self.mla.gather_context(self.problem.cache, self.ckv, self.k_pe)
 
 
 def _in_one_piece(problem: Problem, fa3: peers.Prefill) -> Launch:
-    """Return FlashAttention over context and own keys together."""
+    """Return a launch of FlashAttention over the context and the new keys together."""
     keys, step = _Concatenated(problem), problem.step
     starts = problem.starts(step.query_len), problem.starts(problem.keys)
 
@@ -255,7 +256,7 @@ def _in_one_piece(problem: Problem, fa3: peers.Prefill) -> Launch:
 
 
 def _as_vllm(problem: Problem, fa3: peers.Prefill) -> Launch:
-    """Return FlashAttention over own keys, then over the context, and a merge of both."""
+    """Return a launch of FlashAttention over the new keys, over the context, and of a merge."""
     keys, step = _Concatenated(problem), problem.step
     own, context = problem.starts(step.query_len), problem.starts(step.context_len)
     chunk = Prefill(replace(problem.config.prefill, causal=False, writes_empty=False))
@@ -300,7 +301,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.layer")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for FA3")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="the folder of FA3")
     options = options_of(parser, (*CHUNKS, *CROSSOVER))
     measured = partial(measure, fa3=peers.load_fa3(options.peers))
     run((*CHUNKS, *CROSSOVER), measured, line, header(), options)

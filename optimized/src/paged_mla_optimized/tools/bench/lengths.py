@@ -1,13 +1,14 @@
-"""Errors of decode by the number of keys, and those of FlashMLA, FlashAttention 3 and FlashInfer.
+"""Measure the errors of decode by the number of keys, also of other projects' kernels.
 
 ``python -m paged_mla_optimized.tools.bench.lengths [--only REGEX] [--peers DIR] [--before JSON]
-[--out STEM]`` needs a GPU. ``--before`` names what this command wrote of other kernels, those of an
-earlier commit, and gives them a column.
+[--out STEM]`` needs a GPU. The other kernels are FlashMLA, FlashAttention 3 and FlashInfer.
+``--before`` takes a file that this command wrote at an earlier commit, whose errors become a
+column.
 
-Queries, latents and rotated keys are drawn from N(0, 1) and rounded to bfloat16. Each answer is
-held against float64 over the numbers that its cache holds. FP8 caches have one scale, the smallest
-that saturates nothing. Products over them are exact; FlashMLA's FP8 decode rounds queries and
-weights to e4m3, and the others have none.
+Queries, latents and rotated keys are drawn from N(0, 1) and rounded to bfloat16. Each output is
+compared with float64 over the values in its cache. FP8 caches have one scale, the smallest with
+which no value saturates. This package's products over them are exact. FlashMLA's FP8 decode rounds
+queries and weights to e4m3. The other kernels do not support FP8 caches.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from paged_mla_optimized.tools.bench.formatted import FLAT, held
 from paged_mla_optimized.tools.bench.problem import Tensors, attention, build
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 
-ROWS = 16  # at 16 heads, the fewest, 131,072 elements of out
+ROWS = 16  # with 16 heads, the smallest number, the output has 131,072 elements
 KEYS = (1, 2, 4, 16, 64, 1024, 8192)
 OURS, BEFORE = "paged-mla", "paged-mla, before"
 PEERS = {"FlashMLA": "flashmla", "FA3": "fa3", "FlashInfer": "flashinfer"}
 COLUMNS = (OURS, BEFORE, *PEERS)
-MANTISSA_BITS = 8  # of bfloat16
+MANTISSA_BITS = 8  # bfloat16, with its implicit bit
 
 
 class Step(NamedTuple):
@@ -62,15 +63,15 @@ STEPS = [
 
 
 class Errors(NamedTuple):
-    """How far answers [N, H, R] are from float64.
+    """The errors of outputs [N, H, R] compared with float64.
 
     Parameters
     ----------
     rms, largest : float
-        Root mean square of the errors, and the largest, both over the root mean square of what is
-        right.
+        The root mean square of the errors and the largest error, both divided by the root mean
+        square of the correct outputs.
     differing : float
-        Share of elements that are not what float64 gives, rounded to bfloat16.
+        The fraction of elements that differ from the float64 output rounded to bfloat16.
     """
 
     rms: float
@@ -81,7 +82,7 @@ class Errors(NamedTuple):
 def measure(
     step: Step, plain: Mapping[str, Any], flashmla_fp8: Any, before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the errors of each kernel that can run a step, by its column."""
+    """Return the errors of each kernel that can run a step, by its column in the table."""
     tensors = inputs(step)
     config = replace(tensors.config, cache_format=step.cache_format)
     cache = cache_of(tensors, config)
@@ -103,7 +104,7 @@ def measure(
 
 
 def inputs(step: Step, device: str = "cuda") -> Tensors:
-    """Return a case of one query a row, of numbers drawn from N(0, 1)."""
+    """Return a case with one query per row and values from N(0, 1)."""
     drawn = build(Case(step.name, step.num_heads, 1, (step.keys,) * ROWS), device)  # N(0, 1 / 4)
     return replace(
         drawn,
@@ -115,7 +116,7 @@ def inputs(step: Step, device: str = "cuda") -> Tensors:
 
 
 def errors(found: torch.Tensor, want: torch.Tensor) -> Errors:
-    """Return the errors of answers in bfloat16."""
+    """Return the errors of outputs in bfloat16."""
     difference, size = found.double() - want, want.square().mean().sqrt()
     differing = found.double().cpu().numpy() != rounded(want.cpu().numpy())
     return Errors(
@@ -126,7 +127,7 @@ def errors(found: torch.Tensor, want: torch.Tensor) -> Errors:
 
 
 def rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the nearest numbers of bfloat16, of values that are not subnormal there.
+    """Return the nearest bfloat16 numbers of values that are not subnormal in bfloat16.
 
     torch rounds float64 to float32 first, which can move a value to the middle between two numbers.
     """
@@ -136,12 +137,12 @@ def rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def errors_before(path: Path | None) -> dict[str, list[float]]:
-    """Return the errors of this project's kernels by the step, of a file that this command wrote.
+    """Return the errors of this project's kernels by step, from a file that this command wrote.
 
     Raises
     ------
     OSError, ValueError, KeyError, TypeError
-        It is none.
+        The file cannot be read, or this command did not write it.
     """
     if path is None:
         return {}
@@ -170,9 +171,9 @@ def _cell(found: tuple[float, float, float] | None) -> str:
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.lengths")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for other kernels")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="the folder of other kernels")
     parser.add_argument(
-        "--before", type=Path, metavar="JSON", help="what this command wrote of earlier kernels"
+        "--before", type=Path, metavar="JSON", help="the output of this command for other kernels"
     )
     options = options_of(parser, STEPS)
     try:

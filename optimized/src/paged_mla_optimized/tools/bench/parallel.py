@@ -1,7 +1,8 @@
-"""Times decode on one GPU and on all of this host, heads divided or cached tokens, under graphs.
+"""Time decode on one GPU and on all GPUs of this host, in CUDA graphs.
 
-``python -m paged_mla_optimized.tools.bench.parallel [--only REGEX] [--out STEM]`` needs two GPUs. A
-time is that of one ``attend``, on the slowest rank; the plan, once a step, is not counted.
+``python -m paged_mla_optimized.tools.bench.parallel [--only REGEX] [--out STEM]`` needs two GPUs.
+The GPUs divide the heads (tensor parallel) or the cached tokens (context parallel). A time is that
+of one ``attend`` on the slowest rank. It does not include the plan, which a step needs once.
 """
 
 from __future__ import annotations
@@ -32,13 +33,16 @@ STEPS = tuple(
     for rows, length in ((64, 8192), (8, 131072))
 )
 KINDS = ("one GPU", "tensor parallel", "context parallel", "of it exchange")
-_CALLS = 20  # of a graph
+_CALLS = 20  # the number of calls in a graph
 _ROUNDS = 30
-_LIMIT = 6e-3  # relative: the whole is rounded to bfloat16, and so is each part of it
+_LIMIT = 6e-3  # largest relative error; the output and each partial result are in bfloat16
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Return microseconds of each kind, and bytes that each rank sends; all ranks call this."""
+    """Return the time of each kind in microseconds, and the bytes that each rank sends.
+
+    All ranks must call this function.
+    """
     group = dist.group.WORLD
     assert group is not None
     device = torch.device("cuda", group.rank())
@@ -80,9 +84,9 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def share_of_rank(tensors: Tensors, world: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a block table of the group, and the cache of a rank that has each `world`-th token.
+    """Return the block table of the group, and the cache of a rank with every `world`-th token.
 
-    Rows are as long as each other, and blocks are full.
+    All rows have the same length, and all blocks are full.
     """
     rows, size = len(tensors.seq_lens), tensors.case.block_size
     blocks = tensors.case.seq_lens[0] // (size * world)
@@ -97,8 +101,8 @@ def _plan(mla: PagedMla | ContextParallelMla, tensors: Tensors, table: torch.Ten
 
 
 def _together(launch: Launch) -> float:
-    """Return the median time of a call on the slowest rank; all begin at the same time."""
-    launch()  # compiles, and connects the ranks
+    """Return the median time of a call on the slowest rank; all ranks start together."""
+    launch()  # compiles the kernels and connects the ranks
     torch.cuda.synchronize()
     graph = capture(launch, _CALLS)
     times = []
@@ -124,7 +128,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def work(rank: int, world: int, store: str, options: argparse.Namespace) -> None:
-    """Measure as one rank; the first prints and writes."""
+    """Measure as one rank; rank 0 prints and writes the table."""
     torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl",
@@ -148,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.parallel")
     options, world = options_of(parser, STEPS), torch.cuda.device_count()
     if world < 2:
-        parser.exit(2, f"needs two GPUs, found {world}\n")
+        parser.exit(2, f"this command needs two GPUs, found {world}\n")
     with tempfile.TemporaryDirectory() as store:
         spawn(work, (world, store, options), nprocs=world)  # type: ignore[no-untyped-call]
 

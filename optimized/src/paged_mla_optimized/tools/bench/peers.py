@@ -1,8 +1,8 @@
-"""Kernels that an engine would use instead, as far as this machine has them.
+"""Kernels of other projects that engines use, as far as this machine has them.
 
-FlashMLA and FlashAttention 3 as vLLM ships them, FlashInfer since 0.7, and the Triton decode
-kernels of vLLM and SGLang, are taken from the folder that ``--peers`` names (laid out like
-site-packages), or as installed.
+These are FlashMLA and FlashAttention 3 from vLLM, FlashInfer since 0.7, and the Triton decode
+kernels of vLLM and SGLang. They are loaded from the folder of ``--peers``, which has the layout of
+site-packages, or from the installed packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Prefill = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # (q, k, v), (cu_q, 
 
 
 def load(folder: Path | None) -> dict[str, Callable[[Tensors], Launch | None]]:
-    """Return what builds each peer that is there; it returns None for cases it cannot run."""
+    """Return, by name, a function for each available kernel that builds its launch for a case.
+
+    A function returns ``None`` for a case that its kernel cannot run.
+    """
     if folder is not None:
         sys.path.insert(0, str(folder))
     found: dict[str, Callable[[Tensors], Launch | None]] = {}
@@ -43,10 +46,11 @@ def load(folder: Path | None) -> dict[str, Callable[[Tensors], Launch | None]]:
 def load_flashmla_fp8(
     folder: Path | None,
 ) -> Callable[[Tensors, torch.Tensor, torch.Tensor], Launch | None]:
-    """Return what builds FlashMLA's FP8 decode from a case, its e4m3 cache and the cache's scale.
+    """Return a function that builds a launch of FlashMLA's FP8 decode.
 
-    It returns None for cases it cannot run, and always where the kernel is not there. Queries are
-    given to it as e4m3, with the smallest scale that saturates none.
+    The function takes a case, its e4m3 cache and the scale of the cache. It returns ``None`` for a
+    case that the kernel cannot run, and always if the kernel is not available. The kernel gets
+    queries in e4m3, with the smallest scale with which no query saturates.
     """
     is_there = _load(folder, "vllm/_flashmla_extension_C.abi3.so")
 
@@ -67,7 +71,7 @@ def load_flashmla_fp8(
 
 
 def load_fa3(folder: Path | None) -> Prefill | None:
-    """Return FlashAttention 3 over ragged rows of concatenated heads, if it is there."""
+    """Return FlashAttention 3 over rows of different lengths, or ``None`` if it is missing."""
     if not _load(folder, _BINARIES["fa3"][0]):
         return None
 
@@ -75,7 +79,7 @@ def load_fa3(folder: Path | None) -> Prefill | None:
         heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         starts: tuple[torch.Tensor, torch.Tensor],
         longest: tuple[int, int],
-        causal: bool,  # noqa: FBT001 - as the kernel takes it
+        causal: bool,  # noqa: FBT001 - the signature of the kernel
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = torch.ops._vllm_fa3_C.fwd(
             *heads, *[None] * 4, *starts, *[None] * 3, *longest, *[None] * 9, SCALE, causal,
@@ -87,7 +91,7 @@ def load_fa3(folder: Path | None) -> Prefill | None:
 
 
 def _load(folder: Path | None, binary: str) -> bool:
-    """Load a library; return whether it is there."""
+    """Load a library if it exists; return whether it exists."""
     path = _find(folder, binary)
     if path is not None:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
@@ -95,7 +99,7 @@ def _load(folder: Path | None, binary: str) -> bool:
 
 
 def _find(folder: Path | None, binary: str) -> Path | None:
-    """Return the path of a library, unpacked first if it is compressed."""
+    """Return the path of a library, or ``None``; decompress a compressed library first."""
     for base in [Path(entry) for entry in sys.path] if folder is None else [folder]:
         if (base / binary).exists():
             return base / binary
@@ -109,7 +113,7 @@ def _find(folder: Path | None, binary: str) -> Path | None:
 
 
 def _starts(lengths: torch.Tensor) -> torch.Tensor:
-    """Return where each of consecutive ranges starts, and where the last ends, int32."""
+    """Return the prefix sums of lengths, int32, with a leading 0."""
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
 
 

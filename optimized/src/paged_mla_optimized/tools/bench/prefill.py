@@ -1,10 +1,11 @@
-"""Times prefill in materialized heads, beside FlashAttention 3 and cuDNN.
+"""Time prefill over materialized keys and values, compared with FlashAttention 3 and cuDNN.
 
 ``python -m paged_mla_optimized.tools.bench.prefill [--only REGEX] [--peers DIR] [--out STEM]``
-needs a GPU. DeepSeek-V3's heads, bfloat16, causal; keys and values are halves of one projection, as
-an engine has them. The peers take queries and keys of 192, which they are given concatenated;
-cuDNN runs through torch, where all rows are prompts of one length. The first answer of each is
-checked against float32; our time is with the plan, and without it.
+needs a GPU. The cases have DeepSeek-V3's heads in bfloat16 and are causal. Keys and values are
+parts of one projection, as in an engine. The other kernels take queries and keys of width 192,
+which are concatenated before the timing. cuDNN runs through torch, for cases whose rows are prompts
+of one length. The first output of each kernel is checked against float32. This package is timed
+with and without its plan.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from paged_mla_optimized.tools.bench.timing import Launch, alone, in_turns
 NOPE, ROPE, V = 128, 64, 128
 KINDS = ("with plan", "attend", "FA3", "cuDNN")
 _RIVALS = ("FA3", "cuDNN")
-_LIMIT = 6e-3  # relative error of a head's queries: bfloat16 operands and weights
-_CHECKED = 256  # queries at the start and the end of a row
-_MOST_LINES = 1 << 21  # keys times heads of a drawn case: 1 GB of keys and values
+_LIMIT = 6e-3  # largest relative error of a head with bfloat16 operands and weights
+_CHECKED = 256  # the number of checked queries at the start and at the end of a row
+_MOST_LINES = 1 << 21  # keys times heads of a drawn case; 1 GB of keys and values
 
 
 @dataclass(frozen=True)
 class PrefillCase:
-    """Rows of (keys, queries); the queries are the last of their row's tokens."""
+    """A case whose rows are (keys, queries); the queries are the last tokens of their row."""
 
     name: str
     num_heads: int
@@ -48,7 +49,7 @@ class PrefillCase:
 
     @property
     def flops(self) -> int:
-        """Multiply-adds times two, of keys that queries see."""
+        """Twice the number of multiply-adds, without masked keys."""
         seen = sum(keys * queries - queries * (queries - 1) // 2 for keys, queries in self.rows)
         return 2 * self.num_heads * (NOPE + ROPE + V) * seen
 
@@ -69,7 +70,7 @@ def _ragged() -> PrefillCase:
 
 
 def drawn(count: int) -> tuple[PrefillCase, ...]:
-    """Return the first cases of one endless draw: of prompts, and of chunks behind a context."""
+    """Return the first `count` random cases: prompts, and chunks after a context."""
     draw = random.Random(15)
     cases: list[PrefillCase] = []
     while len(cases) < count:
@@ -108,14 +109,14 @@ class Tensors:
 
     @property
     def whole(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [T, H, 192], keys [K, H, 192] and values, as the peers take them."""
+        """Queries [T, H, 192], keys [K, H, 192] and values, for the other kernels."""
         q = torch.cat([self.heads.q_nope, self.heads.q_pe], -1)
         shared = self.heads.k_pe[:, None].expand(-1, self.case.num_heads, -1)
         return q, torch.cat([self.heads.k_nope, shared], -1), self.heads.v
 
 
 def build(case: PrefillCase, device: str = "cuda") -> Tensors:
-    """Draw the tensors of a case, always the same on one kind of device."""
+    """Draw the tensors of a case; they are the same in every call on one kind of device."""
     torch.manual_seed(0)
     keys, queries = (list(accumulate(lens, initial=0)) for lens in zip(*case.rows, strict=True))
 
@@ -142,7 +143,7 @@ def error(tensors: Tensors, out: torch.Tensor) -> float:
     Raises
     ------
     ArithmeticError
-        It is above what bfloat16 explains, or not a number.
+        The error is NaN or above the limit for bfloat16.
     """
     case, (q, k, v), worst = tensors.case, tensors.whole, 0.0
     for row in {0, len(case.rows) - 1}:
@@ -188,7 +189,7 @@ def _fa3(fa3: peers.Prefill, *step: Any) -> torch.Tensor:
 
 
 def _cudnn(tensors: Tensors) -> Launch | None:
-    """Return what runs cuDNN; None for cases it is not asked, or that this torch has it refuse."""
+    """Return a launch of cuDNN, or ``None`` for other cases and if this torch cannot run it."""
     if not tensors.case.is_dense:
         return None
     rows, length = len(tensors.case.rows), tensors.case.rows[0][0]
@@ -207,13 +208,13 @@ def _cudnn(tensors: Tensors) -> Launch | None:
 
 
 def measure(case: PrefillCase, fa3: peers.Prefill | None) -> dict[str, Any]:
-    """Return errors, and times in microseconds alone and in turns, of each kind."""
+    """Return the errors of each kind, and its times in microseconds, alone and interleaved."""
     tensors = build(case)
     launches = _ours(tensors)
     if fa3 is not None:
         starts = (tensors.cu_seqlens_q, tensors.cu_seqlens_k)
         most_keys, most_queries = map(max, zip(*case.rows, strict=True))
-        # The concatenation is not in its time.
+        # The time of FA3 does not include the concatenation.
         launches["FA3"] = partial(_fa3, fa3, tensors.whole, starts, (most_queries, most_keys))
     cudnn = _cudnn(tensors)
     if cudnn is not None:
@@ -230,7 +231,7 @@ def measure(case: PrefillCase, fa3: peers.Prefill | None) -> dict[str, Any]:
 def header() -> str:
     """Return the head of the Markdown table."""
     columns = ["case", "TFLOP/s with plan"]
-    for how in ("", ", in turns"):
+    for how in ("", ", interleaved"):
         columns += [f"{kind} us{how}" for kind in KINDS]
         columns += [f"{kind} / with plan{how}" for kind in _RIVALS]
     columns += [f"error, {kind}" for kind in KINDS]
@@ -251,7 +252,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.prefill")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for FA3")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="the folder of FA3")
     options = options_of(parser, CASES)
     fa3 = peers.load_fa3(options.peers)
     run(CASES, partial(measure, fa3=fa3), line, header(), options)

@@ -1,4 +1,4 @@
-"""Random tensors of a case, and a float32 answer to hold results against."""
+"""Random tensors of a case, and a float32 reference to which results are compared."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paged_mla_optimized.tensors.step import MlaStep
 from paged_mla_optimized.tools.bench.cases import Case, P, R
 
 SCALE = 192**-0.5
-_LIMIT = 6e-3  # relative error of a row: bfloat16 operands and weights
+_LIMIT = 6e-3  # largest relative error of a row with bfloat16 operands and weights
 ROUNDED_LIMIT = 0.15
-"""Relative error of a row whose queries and weights are rounded to e4m3."""
+"""The largest relative error of a row whose queries and weights are rounded to e4m3."""
 
 
 @dataclass
 class Tensors:
-    """A case on the device; ``q`` is [B, query_len, H, R + P], blocks lie in random order."""
+    """A case on the device, with blocks in random order; ``q`` is [B, query_len, H, R + P]."""
 
     case: Case
     q: torch.Tensor
@@ -36,7 +36,7 @@ class Tensors:
 
     @property
     def config(self) -> MlaConfig:
-        """The problem as the API takes it."""
+        """The configuration of the case."""
         case = self.case
         return MlaConfig(
             num_heads=case.num_heads,
@@ -51,7 +51,7 @@ class Tensors:
 
 
 def build(case: Case, device: str = "cuda") -> Tensors:
-    """Draw the tensors of a case, always the same on one kind of device."""
+    """Draw the tensors of a case; they are the same in every call on one kind of device."""
     torch.manual_seed(0)
     counts = [-(-length // case.block_size) for length in case.seq_lens]
     order = torch.randperm(sum(counts)).int()
@@ -77,7 +77,11 @@ def build(case: Case, device: str = "cuda") -> Tensors:
 
 
 def _visible(case: Case) -> torch.Tensor:
-    """Return which drafts a draft sees: each all before it, or its ancestors in a binary tree."""
+    """Return a mask of the drafts that each draft attends to, bool [query_len, query_len].
+
+    In a chain these are all earlier drafts, in a tree the ancestors in a binary tree, and in both
+    the draft itself.
+    """
     count = case.query_len
     visible = torch.ones(count, count, dtype=torch.bool).tril()
     if case.is_tree:
@@ -88,14 +92,14 @@ def _visible(case: Case) -> torch.Tensor:
 
 
 def plan(core: Core, tensors: Tensors) -> None:
-    """Describe the step of a case in the plan of `core`."""
+    """Plan the step of a case with `core`."""
     lengths = (tensors.cu_seqlens_q, tensors.seq_lens, tensors.block_table)
     step = MlaStep(*lengths, num_tokens=len(tensors.q_nope), mask=tensors.mask)
     core.fill(core.plan, step, max_query_len=tensors.case.query_len)
 
 
 def attention(tensors: Tensors, config: MlaConfig, cache: Cache) -> Callable[[], torch.Tensor]:
-    """Return what attends over `cache` and returns out [T, H, R]; the case is planned here."""
+    """Plan a case and return a function that attends over `cache` and returns out [T, H, R]."""
     core = Core(config, tensors.q.device)
     plan(core, tensors)
     out = torch.full_like(tensors.q_nope, torch.nan)
@@ -115,7 +119,7 @@ def error(tensors: Tensors, out: torch.Tensor, limit: float = _LIMIT) -> float:
     Raises
     ------
     ArithmeticError
-        It is above `limit`, by default what bfloat16 explains, or not a number.
+        The error is NaN or above `limit`, which by default allows for bfloat16.
     """
     case, worst = tensors.case, 0.0
     for row in {0, len(case.seq_lens) - 1}:
@@ -131,14 +135,14 @@ def error(tensors: Tensors, out: torch.Tensor, limit: float = _LIMIT) -> float:
 
 
 def off_by(out: torch.Tensor, want: torch.Tensor, limit: float, what: str) -> float:
-    """Return the relative error of an answer; `what` names it.
+    """Return the relative error of an output; the message of an error starts with `what`.
 
     Raises
     ------
     ArithmeticError
-        It is above `limit`, or not a number.
+        The error is NaN or above `limit`.
     """
     found = float((out.float() - want).norm() / want.norm())
     if not found < limit:
-        raise ArithmeticError(f"{what} is off by {found:.1e}")
+        raise ArithmeticError(f"{what} has a relative error of {found:.1e}, above its limit")
     return found

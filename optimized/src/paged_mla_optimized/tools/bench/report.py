@@ -1,4 +1,4 @@
-"""What a run of the benchmark leaves behind: JSON, a Markdown table, a roofline plot."""
+"""The results of a run of the benchmark: JSON, a Markdown table and a roofline plot."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def header(peers: list[str]) -> str:
     """Return the head of the Markdown table."""
     columns = ["case", "plan + attend us", "attend us", "main kernel us", "portable us"]
     columns += ["TFLOP/s", "GB/s", "floor / time", *(f"{name} us" for name in peers)]
-    columns += ["best of FlashMLA and FA3 / attend", "in turns"]
+    columns += ["best of FlashMLA and FA3 / attend", "the same, interleaved"]
     return head_of(columns)
 
 
 def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]], peers: list[str]) -> None:
-    """Write what was measured so far as JSON and Markdown."""
+    """Write the rows that have been measured so far as JSON and Markdown."""
     make_folders(stem)
     stem.with_suffix(".json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
     ceiling = f"Copy {facts['copy_gbs']:.0f} GB/s, product {facts['matmul_tflops']:.0f} TFLOP/s."
@@ -48,7 +48,10 @@ def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]], peers: 
 
 
 def plot(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Write a roofline plot, ours beside the better of FlashMLA and FA3, where matplotlib is."""
+    """Write a roofline plot of this package and of the better of FlashMLA and FA3.
+
+    The function does nothing without matplotlib.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         return
     plt: Any = importlib.import_module("matplotlib.pyplot")
@@ -78,7 +81,7 @@ def plot(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
 
 
 def _kind(row: dict[str, Any]) -> str:
-    """Return the heads and queries of a case, which its name begins with."""
+    """Return the heads and queries of a case, which are the start of its name."""
     return " ".join(row["case"].split()[:2])
 
 
@@ -86,7 +89,9 @@ def summary(rows: list[dict[str, Any]]) -> str:
     """Return the geometric means of the ratios."""
     compared = [row for row in rows if "ratio" in row]
     if not compared:
-        return "no peer was there"
+        return "there was no other kernel to compare with"
     alone = geometric_mean([row["ratio"] for row in compared])
     in_turns = geometric_mean([row["ratio_in_turns"] for row in compared])
-    return f"geometric means over {len(compared)} cases: {alone:.3f} alone, {in_turns:.3f} in turns"
+    return (
+        f"geometric means over {len(compared)} cases: {alone:.3f} alone, {in_turns:.3f} interleaved"
+    )

@@ -1,4 +1,4 @@
-"""A table whose rows are measured one after the other, printed and written as they come."""
+"""Measure the rows of a table one after the other, and print and write each at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_mla_optimized.runtime.device import device_record
 
 
 class Named(Protocol):
-    """Whatever has the name of a row."""
+    """An object with the name of a row."""
 
     @property
     def name(self) -> str:
@@ -26,7 +26,7 @@ Step = TypeVar("Step", bound=Named)
 
 
 def head_of(columns: Sequence[str]) -> str:
-    """Return the head of a Markdown table, and the rule below it."""
+    """Return the head of a Markdown table, with the line below it."""
     return f"{row_of(columns)}\n|{'---|' * len(columns)}"
 
 
@@ -36,32 +36,35 @@ def row_of(cells: Iterable[str]) -> str:
 
 
 def options_of(parser: argparse.ArgumentParser, steps: Iterable[Named]) -> argparse.Namespace:
-    """Add what every table asks, ``--only`` and ``--out``; return what the command line says.
+    """Add the options ``--only`` and ``--out`` to a parser, and return the checked options.
 
-    Some of the `steps` are to be measured.
+    The process ends with an error if ``--only`` matches none of the `steps`, or without a GPU.
     """
-    parser.add_argument("--only", default="", metavar="REGEX", help="of names of rows")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only rows with these names")
     parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
     options = parser.parse_args()
     check_options(parser, options)
     if not any(re.search(options.only, step.name) for step in steps):
-        parser.error(f"--only: got {options.only!r}, which no row's name matches")
+        parser.error(
+            f"--only: got {options.only!r}; allowed: a regular expression that matches the name "
+            "of a row"
+        )
     if torch.cuda.device_count() == 0:
-        parser.error("torch finds no GPU")
+        parser.error("torch finds no GPU; run this command on a machine with one")
     return options
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse what would end a command once something has been timed."""
+    """End the process now for options that would cause an error after the measurements."""
     try:
         re.compile(options.only)
     except re.error as error:
         parser.error(f"--only: got {options.only!r}, {error}; allowed: a regular expression")
     peers = getattr(options, "peers", None)
     if peers and not peers.is_dir():
-        parser.error(f"--peers: got {peers}; allowed: a folder")
+        parser.error(f"--peers: got {peers}; allowed: an existing folder")
     if options.out and not options.out.parent.is_dir():
-        parser.error(f"--out: got {options.out}; allowed: a name in a folder that is there")
+        parser.error(f"--out: got {options.out}; allowed: a name in an existing folder")
 
 
 def run(
@@ -71,7 +74,7 @@ def run(
     header: str,
     options: argparse.Namespace,
 ) -> None:
-    """Measure the chosen steps, and leave all of them so far behind each."""
+    """Measure the chosen steps; print each row, and write all rows so far after each."""
     facts = device_record()
     lines = [str(facts), "", header]
     print(*lines, sep="\n", flush=True)

@@ -1,4 +1,4 @@
-"""Times of replayed graphs, and the ceilings of the device they run on."""
+"""Measure the times of replayed CUDA graphs, and the ceilings of the device."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ from typing import Any
 import torch
 from triton.testing import do_bench
 
-_GRAPH_MS = 10.0  # of one replay: long enough for its own start not to count
+_GRAPH_MS = 10.0  # of one replay; long enough to make the start of a graph negligible
 _ROUNDS = 20
-_ROUNDS_BEFORE = 200  # two seconds: a cold device is faster at its limit, by up to 4 %
+_ROUNDS_BEFORE = 200  # two seconds, because a cold device is faster at its limit, by up to 4 %
 
 Launch = Callable[[], Any]
-Graph = tuple[torch.cuda.CUDAGraph, int]  # of so many calls
+Graph = tuple[torch.cuda.CUDAGraph, int]  # a graph and its number of calls
 
 
 def alone(
     launches: Mapping[str, Launch], passes: int = 2, seconds: float = 1.0
 ) -> dict[str, float]:
-    """Return the median time of one call of each in microseconds, replayed by itself for a while.
+    """Return the median time of one call of each launch in microseconds, each replayed alone.
 
-    At its power limit the device sets the clock by the power that this kernel takes, and lowers it
-    further for a quarter of every second. It goes on growing warmer, and takes more power then: all
-    are timed in several passes, every second in the reverse order. More and shorter ones suit
-    kernels that take the same power. `seconds` are of each, in all passes: one is longer than the
-    period in which a device slows down.
+    At its power limit the device sets its clock according to the power of the running kernel, and
+    lowers the clock further for a quarter of every second. It also becomes warmer over time and
+    then needs more power. All launches are therefore timed in several passes, every second pass in
+    reverse order.
+
+    Parameters
+    ----------
+    launches : mapping
+    passes : int
+        Several short passes suit kernels that need the same power.
+    seconds : float
+        The time of each launch in all passes. One second is longer than the period in which the
+        device lowers its clock.
     """
     graphs = _captured(launches, _GRAPH_MS)
     _replayed(_turns(graphs, -(-_ROUNDS_BEFORE // len(graphs))))
@@ -40,10 +48,10 @@ def alone(
 def in_turns(
     launches: Mapping[str, Launch], rounds: int = _ROUNDS, graph_ms: float = _GRAPH_MS
 ) -> dict[str, float]:
-    """Return the median time of one call of each, inside graphs replayed in turns.
+    """Return the median time of one call of each launch, with interleaved replays of their graphs.
 
-    The order is drawn anew for each round. All then run at one clock, whichever of them takes the
-    power that lowers it.
+    The order is random in each round. All launches then run at the same clock, whose limit depends
+    on the power of all of them.
     """
     return _replayed(_turns(_captured(launches, graph_ms), rounds))
 
@@ -54,7 +62,7 @@ def _turns(graphs: Mapping[str, Graph], rounds: int) -> list[tuple[str, Graph]]:
 
 
 def _replayed(replays: Iterable[tuple[str, Graph]]) -> dict[str, float]:
-    """Return the median time of one call of each in microseconds."""
+    """Return the median time of one call of each launch in microseconds."""
     times: dict[str, list[float]] = {}
     for name, (graph, calls) in replays:
         times.setdefault(name, []).append(milliseconds(graph.replay) / calls)
@@ -66,7 +74,7 @@ def _captured(launches: Mapping[str, Launch], graph_ms: float) -> dict[str, Grap
 
 
 def _capture(launch: Launch, graph_ms: float) -> Graph:
-    """Return a graph of about as many calls as fill its time."""
+    """Return a graph whose replay takes about `graph_ms`, and its number of calls."""
     launch()  # compiles
     torch.cuda.synchronize()
     trial = 5
@@ -76,7 +84,7 @@ def _capture(launch: Launch, graph_ms: float) -> Graph:
 
 
 def capture(launch: Launch, calls: int) -> torch.cuda.CUDAGraph:
-    """Return a graph of so many calls, replayed once."""
+    """Return a graph of `calls` calls of `launch`, after one replay."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
@@ -86,7 +94,7 @@ def capture(launch: Launch, calls: int) -> torch.cuda.CUDAGraph:
 
 
 def milliseconds(run: Launch) -> float:
-    """Return the device time of one call."""
+    """Return the device time of one call in milliseconds."""
     begin, end = (
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types
         for _ in range(2)
@@ -99,7 +107,7 @@ def milliseconds(run: Launch) -> float:
 
 
 def ceilings() -> dict[str, float]:
-    """Measure GB/s of a large copy, read and written bytes counted, and TFLOP/s of a product."""
+    """Measure GB/s of a large copy, with bytes read and written, and TFLOP/s of a product."""
     source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     copy = do_bench(lambda: target.copy_(source), return_mode="median")

@@ -1,5 +1,5 @@
 """Commands for a machine with SGLang and a GPU: ``check`` generates, ``rate`` times.
 
-Both make a small DeepSeek-V3 of random weights, so that nothing is downloaded. SGLang runs a model
-in processes of its own: this package must be installed, so that they find its entry point.
+They create a small DeepSeek-V3 with random weights and download nothing. SGLang runs a model in
+other processes, so this package must be installed for them to find its entry point.
 """

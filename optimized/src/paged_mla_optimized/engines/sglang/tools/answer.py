@@ -1,7 +1,9 @@
-"""One engine of ``check``, in a process of its own: SGLang ends a process whose engine fails.
+"""Run one engine of ``check`` in this process.
 
-It begins a history, where no backend is named, or follows one, which may still be in the making
-while this engine is made. Numbers go to ``FOLDER/NAME.json``, logprobs to ``FOLDER/NAME.pickle``.
+Each engine has its own process, because SGLang ends a process whose engine fails. Without
+``--backend`` the engine generates a history. With ``--backend`` it follows a history, which another
+process may still be generating while this engine is created. The numbers are written to
+``FOLDER/NAME.json`` and the logprobs to ``FOLDER/NAME.pickle``.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ _LAYERS = 4
 
 
 def main() -> None:
-    """Ask one engine."""
+    """Run the engine that the command line describes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
     parser.add_argument("name")
     parser.add_argument("--scene", choices=EVERY_SCENE, required=True)
     parser.add_argument("--backend")
     parser.add_argument("--history", type=Path)
-    parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate per prompt")
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
     scene, folder, start = EVERY_SCENE[options.scene], options.folder, time.monotonic()
@@ -66,30 +68,36 @@ def main() -> None:
 
 
 def give(path: Path, data: bytes) -> None:
-    """Write a file that others wait for: whole, or not yet there."""
+    """Write a file for which other processes wait; they never see a part of it."""
     part = path.with_suffix(".part")
     part.write_bytes(data)
     part.replace(path)
 
 
 def wait_for(path: Path) -> Any:
-    """Return what a file will hold; it is empty where its process failed."""
+    """Wait for a pickle and return its object.
+
+    Raises
+    ------
+    RuntimeError
+        The file is empty, because the process of the history failed.
+    """
     while not path.exists():
         time.sleep(0.1)
     data = path.read_bytes()
     if not data:
-        raise RuntimeError(f"no history: see {path.stem}.log")
+        raise RuntimeError(f"there is no history, because its engine failed; see {path.stem}.log")
     return pickle.loads(data)
 
 
 def models(scene: Scene, folder: Path) -> tuple[Path, Path]:
-    """Return the model of a scene and the one that drafts for it."""
+    """Return the folders of a workload's model and of its draft model."""
     drafts = scene.has_draft_model
     return build_models(folder, heads=scene.heads, layers=_LAYERS, drafts=drafts)
 
 
 def given(scene: Scene, backend: str, folder: Path) -> dict[str, Any]:
-    """Return what the engine of a scene is made with."""
+    """Return the arguments of a workload's engine."""
     model, drafts = models(scene, folder)
     more = dict(scene.arguments)
     if scene.has_draft_model:
@@ -105,8 +113,8 @@ def given(scene: Scene, backend: str, folder: Path) -> dict[str, Any]:
         cuda_graph_max_bs_decode=ROWS,
         chunked_prefill_size=2048,
         max_total_tokens=POOL,
-        mem_fraction_static=0.6,  # the pool is smaller; engines beside this one take memory too
-        sleep_on_idle=True,  # and processors, while a history is made
+        mem_fraction_static=0.6,  # the pool is smaller; other engines need memory too
+        sleep_on_idle=True,  # leaves the processors to the engine that generates the history
         **more,
     )
 

@@ -1,18 +1,20 @@
-"""Generate with SGLang through this backend and through SGLang's own, at the same histories.
+"""Compare the logprobs of this backend and of SGLang's own backends at the same histories.
 
-    python -m paged_mla_optimized.engines.sglang.tools.check [SCENE ...] [--jobs 16] [--folder out]
+    python -m paged_mla_optimized.engines.sglang.tools.check [WORKLOAD ...] [--folder out]
 
-Every engine runs in a process of its own (``answer.py``), several at a time: times mean nothing
-then. What matters most is asked first: ours in every scene, then one of SGLang's own backends for
-each model and type of cache. A history is what the yardstick generates for these, eagerly and with
-no drafts: ``--tokens`` for each prompt, or more where a scene needs them. Then each backend, in the
-scene's graphs, speculation and cache, says what it thinks of every step: once with an empty prefix
-cache and once with hits. A line has, for each of the two, the largest and the median difference of
-logprobs to the yardstick, the steps whose likeliest token differs, and the largest gap there. All
-numbers are in ``FOLDER/SCENE.json``, also of every two passes of SGLang's own backends. The exit
-status is 1 if a scene failed, or was further from the yardstick than any two of those are from each
-other, in all scenes of the same model and type of cache: of this run, and of those that ``--out``
-adds to.
+Every engine runs in its own process (``answer.py``), several at a time, so this command measures no
+times. The most important engines run first: this backend in every workload, then one of SGLang's
+own backends for each model and cache dtype. The reference backend ``YARDSTICK`` generates one
+history for each model and cache dtype, eagerly and without drafts. It has ``--tokens`` tokens for
+each prompt, or more if a workload needs them. Then each backend computes the logprobs of every
+step, with the CUDA graphs, speculation and cache of the workload: once with an empty prefix cache
+and once with prefix hits. A line has for each of the two passes the largest and the median
+difference of the logprobs to the reference, the number of steps whose most likely token differs,
+and the largest gap there. ``FOLDER/WORKLOAD.json`` contains all numbers, and the distances between
+every two passes of SGLang's own backends. The exit status is 1 if a workload failed, or if this
+backend is further from the reference than any two of SGLang's own passes are from each other, in
+all workloads of the same model and cache dtype. These include the earlier workloads in the files of
+``--out``.
 """
 
 from __future__ import annotations
@@ -44,26 +46,26 @@ from paged_mla_optimized.engines.tools.report import judge, read, write
 _ANSWER = "paged_mla_optimized.engines.sglang.tools.answer"
 
 Run: TypeAlias = dict[str, Any]
-"""What an engine said, or the ``error`` that ended it."""
+"""The numbers of an engine, or the ``error`` that ended it."""
 
 
 def main() -> int:
-    """Ask the engines of scenes, and compare."""
+    """Run the engines of the workloads and compare them; return 1 if one failed, else 0."""
     scenes = SCENES | (SCENES_OF_TWO_GPUS if torch.cuda.device_count() > 1 else {})
     options = options_of(__doc__, scenes, jobs=16, folder="out/sglang")
-    for name in options.scenes:  # once, not in each process
+    for name in options.scenes:  # here, so that the processes do not write the same model
         models(scenes[name], options.folder)
     results = ask(options.scenes, options)
     problems = judge(results, NAME, scenes, problem_of, read(options.out, "sglang"))
     failed = [name for name, problem in problems.items() if problem]
-    print(f"beyond or failed: {', '.join(failed) or 'none'}")
+    print(f"failed: {', '.join(failed) or 'none'}")
     if options.out:
         write(options.out, "sglang", NAME, results, problems)
     return 1 if failed else 0
 
 
 def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Have histories begun, and followed by engines that are made meanwhile."""
+    """Run the engines that generate the histories and those that follow; return the results."""
     folder, deadline = options.folder, time.monotonic() + options.seconds
 
     def run(stem: str, name: str, *more: str) -> Run:
@@ -75,7 +77,7 @@ def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         tokens = max(options.tokens, *wanted)
         found = run(history, scene_of[history], "--tokens", str(tokens))
         if "error" in found:
-            give(_pickle(folder, history), b"")  # nobody waits for it any longer
+            give(_pickle(folder, history), b"")  # the engines that wait for it stop
         return found
 
     def follow(name: str, backend: str) -> Run:
@@ -87,8 +89,9 @@ def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
 
     scene_of = {EVERY_SCENE[name].history: name for name in names}
     for history in scene_of:
-        _pickle(folder, history).unlink(missing_ok=True)  # of an earlier run
-    with ThreadPoolExecutor(options.jobs) as pool:  # in this order: histories are never waited for
+        _pickle(folder, history).unlink(missing_ok=True)  # the file of an earlier run
+    # Histories are submitted first, so that no engine waits for a history that has not started.
+    with ThreadPoolExecutor(options.jobs) as pool:
         begun = {history: pool.submit(begin, history) for history in scene_of}
         told = {job: pool.submit(follow, *job) for job in in_order(names)}
     return {
@@ -103,7 +106,11 @@ def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_order(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return scenes and backends: ours, a peer of each model and type of cache, the others."""
+    """Return pairs of workload and backend in the order in which they run.
+
+    First is this package's backend in every workload, then one backend of SGLang for each model and
+    cache dtype, then all other pairs.
+    """
     first = {EVERY_SCENE[name].history: name for name in reversed(names)}
     jobs = [(name, NAME) for name in names]
     jobs += [(name, EVERY_SCENE[name].peers[0]) for name in names if name in first.values()]
@@ -112,7 +119,7 @@ def in_order(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def compare(name: str, begun: Run, told: dict[str, Run], folder: Path) -> dict[str, Any]:
-    """Return a scene's runs and how far its own backends are apart, and write them."""
+    """Write and return a workload's runs and the distances between SGLang's own backends."""
 
     def logprobs(stem: str) -> Any:
         return pickle.loads(_pickle(folder, stem).read_bytes())
@@ -137,9 +144,9 @@ def _pickle(folder: Path, stem: str) -> Path:
 
 
 def problem_of(scene: Scene, ours: Run) -> str:
-    """Return what is wrong with our run of a scene, or nothing."""
+    """Return the problem of this backend's run of a workload, or "" without a problem."""
     if scene.retracts and ours["retractions"] == 0:
-        return "no row was taken back"
+        return "no row was retracted"
     return "no prefix was hit" if ours["cached_tokens"][1] == 0 else ""
 
 

@@ -1,4 +1,4 @@
-"""One SGLang engine: how it is made, asked and ended."""
+"""Create, use and end one SGLang engine."""
 
 from __future__ import annotations
 
@@ -19,37 +19,42 @@ MODES = ("eager", "graphs")
 
 
 def decode_rows_of(backend: str) -> dict[str, str]:
-    """Return what asks a backend for decode rows: SGLang's default on Hopper takes its prompts."""
+    """Return arguments with which a backend runs decode rows only.
+
+    SGLang's default backend on Hopper then runs the prefill.
+    """
     return {"attention_backend": "fa3", "decode_attention_backend": backend}
 
 
 DECODE_ALONE: dict[str, dict[str, Any]] = {
     "flashmla": {
         **decode_rows_of("flashmla"),
-        "speculative_attention_mode": "decode",  # it verifies too
+        "speculative_attention_mode": "decode",  # it verifies drafts too
     }
 }
-"""Backends that are asked for decode rows alone: they would hand prompts to kernels of another
-package, compiled as they are first used."""
+"""Arguments of backends that run decode rows only. Their prefill would use kernels of another
+package, which compiles them at the first use."""
 
 
 def arguments(model: Path, backend: str, mode: str, **changes: Any) -> dict[str, Any]:
-    """Return what ``sglang.Engine`` is made with.
+    """Return the arguments of ``sglang.Engine``.
 
     Parameters
     ----------
     model : Path
     backend : str
-        Name in SGLang's registry; see :data:`DECODE_ALONE`.
+        The name in SGLang's registry; see :data:`DECODE_ALONE`.
     mode : str
         One of :data:`MODES`.
+    **changes
+        Further arguments, which replace arguments of this function.
     """
     found: dict[str, Any] = {
         "model_path": str(model),
         "attention_backend": backend,
         "skip_tokenizer_init": True,
         "dtype": "bfloat16",
-        "sampling_backend": "pytorch",  # another would be compiled
+        "sampling_backend": "pytorch",  # other backends would be compiled first
         "random_seed": 0,
         "log_level": "error",
         "disable_cuda_graph": mode == "eager",
@@ -59,24 +64,24 @@ def arguments(model: Path, backend: str, mode: str, **changes: Any) -> dict[str,
 
 
 def survive(*_signal: Any) -> None:
-    """Handle the signal of an engine that cannot start: then SGLang raises an error.
+    """Ignore the signal of an engine that cannot start, so that SGLang raises an error.
 
-    By default it would end this process. It does in any case where an engine fails at work.
+    SGLang's default handler ends this process. An engine that fails later ends it in any case.
     """
 
 
 def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
-    """Make an engine, use it, and end its processes.
+    """Create an engine, return the result of `use`, and end the engine's processes.
 
     Raises
     ------
     RuntimeError
-        This backend is asked for, and SGLang's processes could not find it.
+        The arguments name this package's backend, and its entry point is not installed.
     """
     if NAME in given.values() and not entry_points(group=GROUP, name=NAME):
         raise RuntimeError(
-            f"no entry point {NAME!r} of the group {GROUP!r} is installed, by which processes of "
-            "SGLang find this backend: install paged-mla beside SGLang"
+            f"no entry point {NAME!r} of the group {GROUP!r} is installed, and SGLang's processes "
+            "find the backend by it; install paged-mla in the environment of SGLang"
         )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import sglang  # reads the environment
@@ -94,9 +99,9 @@ def ask(
     tokens: list[int],
     counts: Counter[str] | None = None,
 ) -> tuple[list[list[tuple[int, Logprobs]]], int]:
-    """Generate greedily; return tokens with logprobs, and prompt tokens that were cached.
+    """Generate greedily; return tokens with logprobs, and the number of cached prompt tokens.
 
-    How often a row was taken back is added to `counts`, as ``retractions``.
+    The number of retractions is added to `counts` as ``retractions``.
     """
     outputs = engine.generate(
         input_ids=prompts,

@@ -1,12 +1,12 @@
-"""Ask SGLang for prompts alone and among others, and compare logprobs bit for bit.
+"""Generate with SGLang for prompts alone and in batches, and compare the logprobs bit for bit.
 
-    python -m paged_mla_optimized.engines.sglang.tools.invariance [SCENE ...] [--out STEM]
+    python -m paged_mla_optimized.engines.sglang.tools.invariance [WORKLOAD ...] [--out STEM]
 
-Every scene is an engine in processes of its own, all side by side: ours and SGLang's own backends
-with ``enable_deterministic_inference``, and ours without it. Nothing is cached, and ragged prompts
-are whole. A line has, for each mix of prompts, how many of them say what they said alone, and of
-which lengths the others are. The exit status is 1 if prompts in a scene of ours that promises their
-bits did not keep them.
+Every workload is an engine in its own processes, and all run at the same time: this backend and
+SGLang's own backends with ``enable_deterministic_inference``, and this backend without it. There is
+no prefix cache, and prompts of different lengths are processed whole. A line has, for each mix of
+prompts, the number of prompts whose logprobs equal those of the prompt alone, and the lengths of
+the other prompts. The exit status is 1 if a workload that is required to keep its bits did not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paged_mla_optimized.engines.sglang.tools.engine import arguments, ask, run_
 from paged_mla_optimized.engines.tools.history import Ask
 from paged_mla_optimized.engines.tools.invariance import MAX_LEN, MAX_TOKENS, ROWS, Command, Scene
 
-_POOL = 131_072  # tokens: no row is put off once it has begun
+_POOL = 131_072  # tokens; enough that no row is retracted
 
 COMMAND = Command(
     engine="sglang",
@@ -38,7 +38,7 @@ COMMAND = Command(
 
 
 def given(model: Path, scene: Scene) -> dict[str, Any]:
-    """Return what the engine of a scene is made with."""
+    """Return the arguments of a workload's engine."""
     return arguments(
         model,
         scene.backend,
@@ -52,13 +52,13 @@ def given(model: Path, scene: Scene) -> dict[str, Any]:
         chunked_prefill_size=-1,
         max_prefill_tokens=MAX_TOKENS,
         max_total_tokens=_POOL,
-        mem_fraction_static=0.6,  # the pool is smaller; engines beside this one take memory too
+        mem_fraction_static=0.6,  # the pool is smaller; other engines need memory too
         **scene.arguments,
     )
 
 
 def run(model: Path, scene: Scene, use: Callable[[Ask], None]) -> None:
-    """Make an engine, and hand on how to ask it."""
+    """Create an engine, and pass a function that generates to `use`."""
     run_engine(given(model, scene), lambda engine: use(partial(ask, engine)))
 
 

@@ -1,14 +1,15 @@
-"""Time decode steps of SGLang through this backend and through its own, alone on the machine.
+"""Time decode steps of SGLang with this backend and with its own; run no other work meanwhile.
 
     python -m paged_mla_optimized.engines.sglang.tools.rate --heads 128 --backends paged_mla fa3
     python -m paged_mla_optimized.engines.sglang.tools.rate --together --rounds 3 --repeats 1
     python -m paged_mla_optimized.engines.sglang.tools.rate --table
 
-The prompt of a row is cached once: those of shorter contexts begin it. Rows then generate, and tell
-of every so many tokens: between two such moments lies a window of whole engine steps, host work
-included. CUDA graphs, bf16, pages of 64; prompts of SGLang's backends are its default one's. Its
-own profiler comes when all is timed. Cells go to ``FOLDER/HEADS-BACKEND.json`` as they are timed;
-``--table`` prints all that lie there as Markdown.
+The prompt of a row is cached once; prompts of shorter contexts are prefixes of it. The rows then
+generate, and the engine reports progress every few tokens. The time between two reports is a window
+of whole engine steps, with their work on the host. The engines use CUDA graphs, bf16 and pages of
+64. SGLang's default backend runs the prefill for SGLang's own backends. After all cells are timed,
+SGLang's profiler runs. Cells are written to ``FOLDER/HEADS-BACKEND.json`` as they are timed;
+``--table`` prints all cells there as Markdown.
 """
 
 from __future__ import annotations
@@ -50,20 +51,20 @@ COMMAND = Command(
     peers=("fa3", "flashmla", "triton"),
     rows=(1, 8, 64),
     contexts=(1024, 8192, 32768),
-    rounds=1,  # engines take long to make
+    rounds=1,  # the creation of an engine takes long
     repeats=3,
 )
-_MOST_STEPS = 48  # more than in vLLM: moments are told across processes
+_MOST_STEPS = 48  # of a window, whose ends are reports of another process
 _LEADS = (32, 96, 224)  # tokens by which the first row may be ahead of the last
 _PAGE = 64
-_ROOM = 8 * _PAGE  # of a row, for what it generates
-_FIXED_SECONDS = 2.0  # of a cell whose prompts are cached
+_ROOM = 8 * _PAGE  # pool tokens of a row for the tokens that it generates
+_FIXED_SECONDS = 2.0  # expected time of a cell whose prompts are cached
 
 
 def run(
     model: Path, backend: str, options: argparse.Namespace, use: Callable[[Timer], None]
 ) -> None:
-    """Make an engine whose cache holds the largest cell, or takes most of the memory."""
+    """Create an engine whose cache fits the largest cell or takes most of the memory; time it."""
     longest = max(options.contexts) + _ROOM
     tokens = min(
         max(options.rows) * longest,
@@ -80,7 +81,7 @@ def run(
         chunked_prefill_size=8192,
         max_total_tokens=tokens // _PAGE * _PAGE,
         mem_fraction_static=0.8,
-        custom_sigquit_handler=survive,  # other backends follow in this process
+        custom_sigquit_handler=survive,  # this process must live on for other backends
         **prompts_by_default(backend),
     )
 
@@ -96,8 +97,8 @@ class _Timer:
     def __init__(self, engine: Any, options: argparse.Namespace, tokens: int, traces: Path) -> None:
         self.engine, self.tokens, self.traces = engine, tokens, traces
         self.products = options.layers * options.heads * 2 * (NOPE + ROPE + VALUE)
-        self.cached: dict[int, int] = defaultdict(int)  # of each row, tokens
-        self.rate = math.inf  # products of prompts' attention in a second
+        self.cached: dict[int, int] = defaultdict(int)  # row -> number of cached tokens
+        self.rate = math.inf  # multiplications of the prompts' attention in a second
         for context in sorted({min(options.contexts), max(options.contexts)}):  # the first compiles
             one, start = Cell(1, context), time.monotonic()
             asked = self._prefill(one)
@@ -105,13 +106,16 @@ class _Timer:
             self.rate = asked / (time.monotonic() - start)
 
     def seconds(self, cell: Cell) -> float:
-        """Return how long the prompts should take that are not cached, and the rest."""
+        """Return the expected seconds of a cell, with the prefill of prompts that are not cached.
+
+        The result is infinity if the cell does not fit the cache.
+        """
         if cell.rows * (cell.context + _ROOM) > self.tokens:
             return math.inf
         return _FIXED_SECONDS + self._prefill(cell) / self.rate
 
     def step_ms(self, cell: Cell, repeats: int) -> list[float]:
-        """Return the milliseconds of a step in each of some windows, one after the other."""
+        """Return the milliseconds of a step in each of `repeats` consecutive windows."""
         start, asked = time.monotonic(), self._prefill(cell)
         self._cache(cell)
         if asked and cell.rows > 1:
@@ -121,17 +125,28 @@ class _Timer:
         return self._windows(cell, steps, repeats)
 
     def busy_ms(self, cell: Cell) -> float:
-        """Return for how many milliseconds of a step the GPU is busy."""
+        """Return the milliseconds of a step in which the GPU is busy.
+
+        Raises
+        ------
+        RuntimeError
+            A row finished before enough steps with all rows were profiled.
+        """
         self._cache(cell)
         for lead in _LEADS:
             has_all = self._profile(cell, 3 * PROFILED_STEPS + lead)
             events = take(self.traces)
             if has_all:
                 return busy_ms_of_step(events)
-        raise RuntimeError(f"{cell}: a row was done before steps of all were profiled")
+        raise RuntimeError(
+            f"{cell}: a row finished before enough steps with all rows were profiled"
+        )
 
     def _profile(self, cell: Cell, tokens: int) -> bool:
-        """Profile steps once all rows generate; return whether none was done before the end."""
+        """Profile steps in which all rows generate; return whether no row finished before the end.
+
+        Each row generates `tokens` tokens.
+        """
         told = [0] * cell.rows
         last, has_all = -1, False
         way = _way(tokens) | {"stream_interval": PROFILED_STEPS}
@@ -144,18 +159,18 @@ class _Timer:
                 last = row
                 self.engine.start_profile(
                     output_dir=str(self.traces),
-                    num_steps=PROFILED_STEPS,  # then it ends by itself
+                    num_steps=PROFILED_STEPS,  # the profiler stops itself after them
                     activities=["GPU"],
                     with_stack=False,
                     record_shapes=False,
                 )
-            # It began some steps after the row did, and has ended as many later.
+            # The profile started some steps after this row, and it has ended by now.
             if row == last and told[row] == 1 + 2 * PROFILED_STEPS:
                 has_all = max(told) < tokens
         return has_all
 
     def _prefill(self, cell: Cell) -> float:
-        """Return the products of attention that the uncached rest of the prompts takes."""
+        """Return the number of attention multiplications for the uncached part of the prompts."""
         rest = [max(cell.context**2 - self.cached[row] ** 2, 0) for row in range(cell.rows)]
         return float(sum(rest) / 2 * self.products)
 
@@ -170,16 +185,19 @@ class _Timer:
             told = moments(self.engine, prompts_of(cell), steps, steps * (count + 1) + 1 + lead)
             if found := windows_ms(told, steps, count):
                 return found
-        raise RuntimeError(f"{cell}: a row was done before another had taken its steps")
+        raise RuntimeError(f"{cell}: a row finished before all windows with all rows were timed")
 
 
 def prompts_by_default(backend: str) -> dict[str, str]:
-    """Return what gives others' prompts to SGLang's default on Hopper: only steps are timed."""
+    """Return arguments with which SGLang's default backend runs the prefill of its own backends.
+
+    The command times only decode steps.
+    """
     return {} if backend == NAME else decode_rows_of(backend)
 
 
 def prompts_of(cell: Cell) -> list[list[int]]:
-    """Return a prompt for each row: those of longer contexts go on where shorter ones end."""
+    """Return a prompt for each row. The prompt of a shorter context is a prefix of a longer one."""
     tokens = [(31 * i) % (VOCAB - 2) + 2 for i in range(cell.context)]
     return [[row + 2, *tokens[1:]] for row in range(cell.rows)]
 
@@ -187,7 +205,10 @@ def prompts_of(cell: Cell) -> list[list[int]]:
 def moments(
     engine: Any, prompts: list[list[int]], steps: int, tokens: int
 ) -> list[dict[int, float]]:
-    """Return for each row when it told of how many tokens: of 1, and of each `steps` more."""
+    """Return for each row the time at which it reported each number of tokens.
+
+    A row reports its first token, and then every `steps` tokens, until it has `tokens` tokens.
+    """
     told: list[dict[int, float]] = [{} for _ in prompts]
     way = _way(tokens) | {"stream_interval": steps}
     for chunk in engine.generate(input_ids=prompts, sampling_params=way, stream=True):
@@ -196,10 +217,20 @@ def moments(
 
 
 def windows_ms(told: list[dict[int, float]], steps: int, count: int) -> list[float]:
-    """Return the milliseconds of a step in windows in which all rows generate, or nothing.
+    """Return the milliseconds of a step in `count` windows in which all rows generate.
 
-    The row that began last has all others beside it from then on. Its first `steps` are not timed;
-    nothing is found if another row was done before its last, or two moments were told as one.
+    From the start of the last row on, all rows generate. The first `steps` steps of this row are
+    not timed. The result is empty if another row finished before the last window, or if the engine
+    merged two reports into one.
+
+    Parameters
+    ----------
+    told : list of dict
+        For each row the time of each reported number of tokens, as :func:`moments` returns it.
+    steps : int
+        The number of steps in a window.
+    count : int
+        The number of windows.
     """
     last = max(told, key=lambda row: min(row.values()))
     ends = [last.get(1 + n * steps, math.inf) for n in range(1, count + 2)]

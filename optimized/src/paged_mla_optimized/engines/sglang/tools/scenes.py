@@ -1,4 +1,4 @@
-"""What ``check`` asks: how an engine is set up, which others answer beside, and the prompts."""
+"""The workloads of ``check``: configurations of the engine, other backends, and prompts."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from typing import Any
 from paged_mla_optimized.engines.tools.history import prompts as ragged_prompts
 
 YARDSTICK = "triton"
-_DEFAULT = "fa3"  # SGLang's, on Hopper
+_DEFAULT = "fa3"  # SGLang's default backend on Hopper
 LONGEST = 12_000
 CONTEXT_LEN = 16_384
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One set-up.
+    """One workload.
 
     Parameters
     ----------
     mode : str
         One of ``engine.MODES``.
     peers : tuple of str
-        SGLang's own backends that are asked too. How far they are apart is pooled over scenes of
-        one model and type of cache: few of each are enough.
+        SGLang's own backends that run the workload too. Their distances are pooled over all
+        workloads of the same model and cache dtype, so that few backends per workload are enough.
     page_size, heads : int
     kv_cache_dtype : str
     tokens : int
-        Fewest that are generated for each prompt: the most of few steps is chance.
+        The least number of tokens to generate for each prompt. The largest difference of few steps
+        depends on chance.
     retracts : bool
-        A row is taken back every few steps and prefilled again, as when the pool is full.
+        Whether SGLang retracts a row every few steps and prefills it again, as with a full pool.
     arguments : dict
-        Arguments of ``sglang.Engine`` beside every backend.
+        Arguments of ``sglang.Engine`` for every backend.
     """
 
     mode: str = "graphs"
@@ -46,22 +47,25 @@ class Scene:
 
     @property
     def has_draft_model(self) -> bool:
-        """Whether a model drafts: it is the model itself, whose drafts are nearly all right."""
+        """Whether a draft model drafts.
+
+        It is a copy of the model, so that nearly all drafts are accepted.
+        """
         return self.arguments.get("speculative_algorithm") == "STANDALONE"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What SGLang is told beside its arguments: how it tests itself."""
+        """The environment variables for SGLang, which it uses for its own tests."""
         return _RETRACTING if self.retracts else {}
 
     @property
     def plain(self) -> Scene:
-        """The same model and type of cache, eagerly, in pages of 64 and with no drafts."""
+        """A workload of the same model and cache dtype: eager, with pages of 64, without drafts."""
         return Scene(mode="eager", heads=self.heads, kv_cache_dtype=self.kv_cache_dtype)
 
     @property
     def history(self) -> str:
-        """Name of the history that scenes of this model and type of cache share."""
+        """The name of the history that all workloads of this model and cache dtype share."""
         return f"history-h{self.heads}-{self.kv_cache_dtype}"
 
 
@@ -79,7 +83,7 @@ _TREES = _DRAFT_MODEL | {
     "speculative_num_draft_tokens": 6,
     "speculative_draft_attention_backend": "triton",
 }
-_TENSOR_PARALLEL = {  # sums over ranks by NCCL alone: other ways would be compiled
+_TENSOR_PARALLEL = {  # only NCCL adds over ranks, because other methods would be compiled first
     "tp_size": 2,
     "disable_custom_all_reduce": True,
     "enforce_disable_flashinfer_allreduce_fusion": True,
@@ -98,13 +102,13 @@ SCENES = {
     "tree": Scene(page_size=1, peers=(YARDSTICK,), arguments=_NGRAM),
     "draft-tree": Scene(page_size=1, peers=(YARDSTICK,), arguments=_TREES),
 }
-"""By name. SGLang lets backends that it does not know have trees with pages of 1 alone."""
+"""The workloads by name. SGLang allows draft trees of a plugin's backend only with pages of 1."""
 
 SCENES_OF_TWO_GPUS = {
     "tensor-parallel": Scene(peers=(YARDSTICK, _DEFAULT), arguments=_TENSOR_PARALLEL),
     "tensor-parallel-chain": Scene(peers=(YARDSTICK,), arguments=_TENSOR_PARALLEL | _CHAIN),
 }
-"""Their histories are of one GPU."""
+"""The workloads on two GPUs. Their histories are generated on one GPU."""
 
 EVERY_SCENE = SCENES | SCENES_OF_TWO_GPUS
 

@@ -1,4 +1,4 @@
-"""One vLLM engine in this process: how it is made, asked and ended."""
+"""Create, use and end one vLLM engine in this process."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from paged_mla_optimized.engines.vllm.registration import register
 T = TypeVar("T")
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core in this process
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core runs in this process
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # would be compiled
-    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # multicast, which virtual machines may not have
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled first
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # it needs multicast, which virtual machines may lack
     "HF_HUB_OFFLINE": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "2",  # other processes compile too
 }
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
-"""The variable that says "1" where bits are not to depend on the batch."""
+"""The variable that turns on vLLM's batch-invariant mode with the value "1"."""
 LIKELIEST = 8
 GRAPHS: dict[str, dict[str, Any]] = {
     "eager": {},
@@ -35,23 +35,25 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "piecewise": {"cudagraph_mode": "PIECEWISE"},
     "default": {},  # compiled; full graphs for decode, pieces for the rest
 }
-"""``compilation_config`` of each mode that an engine may run in."""
+"""The ``compilation_config`` of each mode of an engine."""
 
 
 def arguments(
     model: Path, backend: str, mode: str, *, sizes: list[int], **changes: Any
 ) -> dict[str, Any]:
-    """Return what ``vllm.LLM`` is made with.
+    """Return the arguments of ``vllm.LLM``.
 
     Parameters
     ----------
     model : Path
     backend : str
-        Name in vLLM's registry.
+        The name in vLLM's registry.
     mode : str
-        Key of :data:`GRAPHS`.
+        A key of :data:`GRAPHS`.
     sizes : list of int
-        Tokens of the captured graphs.
+        The numbers of tokens of the captured graphs.
+    **changes
+        Further arguments, which replace arguments of this function.
     """
     found: dict[str, Any] = {
         "model": str(model),
@@ -69,7 +71,7 @@ def arguments(
 
 
 def profiler(folder: Path) -> dict[str, Any]:
-    """Return the ``profiler_config`` that has traces of kernels written, one of each use."""
+    """Return a ``profiler_config`` with which vLLM writes a trace of kernels for each profile."""
     return {
         "profiler": "torch",
         "torch_profiler_dir": str(folder.absolute()),
@@ -80,18 +82,22 @@ def profiler(folder: Path) -> dict[str, Any]:
 
 
 def prepare() -> None:
-    """Set the environment that vLLM reads as it is imported."""
+    """Set the environment variables that vLLM reads at its import, unless they are set."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Below what the system gives away, and apart from what other processes here begin with.
+    # A port below the system's ephemeral ports, and different from those of parallel processes.
     os.environ.setdefault("VLLM_PORT", str(10_000 + 20 * (os.getpid() % 1000)))
 
 
 def give_cores_processes(at_once: int) -> None:
-    """Have cores of engines in processes of their own, as by default.
+    """Run the core of each engine in its own process, as by default.
 
-    Where several engines live `at_once`, this process has threads of the first when the next is
-    made: it is not forked then.
+    Parameters
+    ----------
+    at_once : int
+        The number of engines that run at the same time. With several engines, this process has
+        threads of the first engine when it creates the next, so it spawns processes instead of
+        forking.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     if at_once > 1:
@@ -99,7 +105,7 @@ def give_cores_processes(at_once: int) -> None:
 
 
 def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
-    """Make an engine, use it, and give back all that it held."""
+    """Create an engine, return the result of `use`, and free the engine's memory."""
     prepare()
     from vllm import LLM, ModelRegistry  # reads the environment
     from vllm.distributed.parallel_state import (
@@ -111,19 +117,19 @@ def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
         DeepseekV3ForCausalLM,
     )
 
-    register()  # also where the package is not installed, and has no entry point
-    # Otherwise vLLM looks classes up in a process of its own, which takes 20 s.
+    register()  # needed if the package is not installed and so has no entry point
+    # Without it vLLM inspects these classes in another process, which takes 20 s.
     for model in (DeepseekV2ForCausalLM, DeepseekV3ForCausalLM):
         ModelRegistry.register_model(model.__name__, model)
     ModelRegistry.register_model("DeepSeekMTPModel", DeepSeekMTP)
-    _free()  # of an engine that failed
+    _free()  # the memory of an earlier engine that failed
     llm = LLM(**given)
     try:
         return use(llm)
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
-        # Otherwise the engine's core had a process of its own.
+        # Only an engine whose core runs in this process initializes CUDA here.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types
             cleanup_dist_env_and_memory()
         _free()
@@ -135,9 +141,10 @@ def _free() -> None:
 
 
 def hold(llm: Any, prompts: list[list[int]], tokens: int) -> list[str]:
-    """Add requests that wait for each other and for :func:`release`; return their names.
+    """Add requests that do not start before :func:`release`; return their names.
 
-    A core in a process of its own would begin with the first before it has the last.
+    Without this pause, a core in another process would start the first request before it has the
+    last one.
     """
     from vllm import SamplingParams
 
@@ -145,17 +152,20 @@ def hold(llm: Any, prompts: list[list[int]], tokens: int) -> list[str]:
     core.sleep(level=0, mode="keep")
     way = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     names = [core.add_request(uuid.uuid4().hex, {"prompt_token_ids": p}, way) for p in prompts]
-    core.is_sleeping()  # is answered when all are there
+    core.is_sleeping()  # returns after the core has received all requests
     return names
 
 
 def release(llm: Any) -> None:
-    """Let requests begin, all in the same step."""
+    """Start the held requests, all in the same step."""
     llm.llm_engine.wake_up(["scheduling"])
 
 
 def traced(llm: Any, folder: Path, work: Callable[[], object]) -> list[dict[str, Any]]:
-    """Return the events of `work`, of an engine that :func:`profiler` has write to a folder."""
+    """Profile `work` and return the events of its trace.
+
+    The engine must have been created with the ``profiler_config`` of :func:`profiler` for `folder`.
+    """
     llm.start_profile()
     work()
     llm.stop_profile()
@@ -165,7 +175,7 @@ def traced(llm: Any, folder: Path, work: Callable[[], object]) -> list[dict[str,
 def ask(
     llm: Any, prompts: list[list[int]], tokens: list[int]
 ) -> tuple[list[list[tuple[int, Logprobs]]], int]:
-    """Generate greedily; return tokens with logprobs, and prompt tokens that were cached."""
+    """Generate greedily; return tokens with logprobs, and the number of cached prompt tokens."""
     from vllm import SamplingParams
 
     ways = [

@@ -1,15 +1,16 @@
-"""Ask vLLM for prompts alone and among others, and compare logprobs bit for bit.
+"""Generate with vLLM for prompts alone and in batches, and compare the logprobs bit for bit.
 
-    python -m paged_mla_optimized.engines.vllm.tools.invariance [SCENE ...] [--out STEM]
+    python -m paged_mla_optimized.engines.vllm.tools.invariance [WORKLOAD ...] [--out STEM]
 
-Every scene is an engine in a process of its own, all side by side: ours and vLLM's own backends
-with ``VLLM_BATCH_INVARIANT=1``, and ours without it. Nothing is cached, and ragged prompts are
-whole, but for scenes of chunks: there rows beside a prompt leave room for more or less of it, and
-nobody promises its bits. In scenes that do, norms of sums are launched for few tokens at a time:
-those of 0.25 round a token by another order where a launch has 256 or more
-(https://github.com/vllm-project/vllm/issues/48271). A line has, for each mix of prompts, how many
-of them say what they said alone, and of which lengths the others are. The exit status is 1 if
-prompts in a scene of ours that promises their bits did not keep them.
+Every workload is an engine in its own process, and all run at the same time: this backend and
+vLLM's own backends with ``VLLM_BATCH_INVARIANT=1``, and this backend without it. There is no prefix
+cache. Prompts of different lengths are processed whole, except in the workloads with chunks, where
+the other rows of a step decide where a prompt is split; these are not required to keep their bits.
+The workloads that are required to keep them launch the norms of sums for few tokens at a time,
+because vLLM 0.25 rounds a token in another order in launches of 256 tokens or more
+(https://github.com/vllm-project/vllm/issues/48271). A line has, for each mix of prompts, the number
+of prompts whose logprobs equal those of the prompt alone, and the lengths of the other prompts. The
+exit status is 1 if a workload that is required to keep its bits did not.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _OURS = Scene(backend=NAME, is_promised=True)
 _OUR_PREFILL = {"attention_config": {"mla_prefill_backend": NAME}}
 _CHUNKS = {"enable_chunked_prefill": True, "max_num_batched_tokens": 2048}
 _TOKENS_OF_A_NORM = 255
-_SIZES = [1, 2, 4, 8, ROWS]  # of captured graphs
+_SIZES = [1, 2, 4, 8, ROWS]  # tokens of the captured graphs
 _CACHE_BYTES = 2 << 30
 
 COMMAND = Command(
@@ -57,13 +58,13 @@ COMMAND = Command(
         "FLASH_ATTN_MLA": Scene(backend="FLASH_ATTN_MLA"),
         "FLASH_ATTN_MLA-chunks": Scene(backend="FLASH_ATTN_MLA", arguments=_CHUNKS),
         "TRITON_MLA": Scene(backend="TRITON_MLA"),
-        "FLASHMLA": Scene(backend="FLASHMLA"),  # 0.25 refuses it
+        "FLASHMLA": Scene(backend="FLASHMLA"),  # 0.25 raises an error for it
     },
 )
 
 
 def given(model: Path, scene: Scene) -> dict[str, Any]:
-    """Return what the engine of a scene is made with."""
+    """Return the arguments of a workload's engine."""
     common = {
         "block_size": 64,
         "max_model_len": MAX_LEN,
@@ -78,12 +79,12 @@ def given(model: Path, scene: Scene) -> dict[str, Any]:
 
 
 def run(model: Path, scene: Scene, use: Callable[[Ask], None]) -> None:
-    """Make an engine in the mode or out of it, and hand on how to ask it."""
+    """Create an engine, with or without the mode, and pass a function that generates to `use`."""
     os.environ[BATCH_INVARIANT] = str(int(scene.is_on))
 
     def use_engine(llm: Any) -> None:
         if scene.is_promised:
-            from vllm import _custom_ops  # prepared for by the engine
+            from vllm import _custom_ops  # after the engine has set the environment
 
             launch_norms_in_parts(_custom_ops)
         use(partial(ask, llm))
@@ -92,7 +93,7 @@ def run(model: Path, scene: Scene, use: Callable[[Ask], None]) -> None:
 
 
 def launch_norms_in_parts(ops: Any) -> None:
-    """Have norms of sums round each token as in a launch of few, in this process.
+    """Make norms of sums round each token as in a launch of few tokens, in this process.
 
     Parameters
     ----------

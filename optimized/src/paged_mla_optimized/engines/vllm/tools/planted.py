@@ -1,11 +1,11 @@
-"""Dump a running vLLM, right and with errors of convention planted in this adapter.
+"""Record dumps inside vLLM, with the correct adapter and with faults added to it.
 
     python -m paged_mla_optimized.engines.vllm.tools.planted --folder out/planted
     for dump in out/planted/*.safetensors; do paged-mla explain $dump; done
 
-Each error is one that an adapter may make: it hands the kernel something else than vLLM says. Every
-engine generates from the same ragged prompts, eagerly; one dump of each is kept, of a step in which
-all rows decode, by the name of the error.
+Each fault is a typical error of an adapter: it passes the kernel other values than vLLM passes to
+the adapter. Every engine generates from the same prompts, eagerly. The command keeps one dump of
+each engine, of a step in which all rows decode, under the name of the fault.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepar
 HEALTHY = "healthy"
 LENGTHS = (1, 2, 17, 63, 64, 65, 66, 100, 129, 200, 300, 1200)
 _LAYERS = 4
-_EVERY, _TOKENS = 8, 17  # the prompts are through before step 8, and step 16 is the last
+_EVERY, _TOKENS = 8, 17  # all prompts are complete before step 8, and step 16 is the last
 
 
 class ShortLengths(Decode):
-    """Takes lengths without the step's tokens for lengths with them."""
+    """A fault: the lengths do not count the step's tokens."""
 
     def plan(self, step: Step) -> None:
-        """Plan the step as if its tokens were not counted."""
+        """Plan the step with lengths that lack its tokens."""
         super().plan(replace(step, seq_lens=step.seq_lens - step.query_start_loc.diff()))
 
 
 class ScaleOfTheWidth(Decode):
-    """Takes the scale from the width of queries, which are absorbed."""
+    """A fault: the softmax scale is computed from the width of the absorbed queries."""
 
     def __init__(self, config: MlaConfig, *given: Any) -> None:
         width = config.kv_lora_rank + config.qk_rope_head_dim
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SoftmaxScaleWarning)  # the fault is planted
+            warnings.simplefilter("ignore", SoftmaxScaleWarning)  # it reports this very fault
             config = replace(config, softmax_scale=width**-0.5)
         super().__init__(config, *given)
 
 
 class TablesOfOtherRows(Decode):
-    """Brings rows into another order than their tables."""
+    """A fault: the rows have another order than their block tables."""
 
     def plan(self, step: Step) -> None:
-        """Plan the step with every row at the table of the row before it."""
+        """Plan the step with the table of the previous row for each row."""
         super().plan(replace(step, block_table=step.block_table.roll(1, 0)))
 
 
 class BinaryLse(Decode):
-    """Returns an lse in base 2, where a natural one is promised."""
+    """A fault: the lse has base 2 instead of base e."""
 
     def __init__(self, config: MlaConfig, *given: Any) -> None:
         super().__init__(replace(config, lse_base="2"), *given)
@@ -76,12 +76,12 @@ PLANTED: dict[str, type[Decode]] = {
     "tables-of-other-rows": TablesOfOtherRows,
     "binary-lse": BinaryLse,
 }
-"""By name, what takes the place of the adapter's ``Decode``."""
+"""The class that replaces the adapter's ``Decode``, by the name of the fault."""
 
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """Let engines that are made meanwhile have an error."""
+    """Add the fault `name` to engines that are created inside the context."""
     from paged_mla_optimized.engines.vllm import builder  # imports vLLM
 
     builder.Decode = PLANTED[name]  # type: ignore[attr-defined]
@@ -92,22 +92,22 @@ def planted(name: str) -> Iterator[None]:
 
 
 def main() -> int:
-    """Run an engine for each error."""
+    """Run an engine for each fault; return 1 if one failed, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
     parser.add_argument("errors", nargs="*", help=", ".join(PLANTED))
     parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--layer", type=int, default=2, help=f"that is dumped, below {_LAYERS}")
+    parser.add_argument("--layer", type=int, default=2, help=f"layer to dump, below {_LAYERS}")
     parser.add_argument("--folder", type=Path, default=Path("out/planted"))
     options = parser.parse_args()
     if unknown := [name for name in options.errors if name not in PLANTED]:
-        parser.error(f"{unknown[0]} is none of {', '.join(PLANTED)}")
+        parser.error(f"unknown error {unknown[0]}; use one of {', '.join(PLANTED)}")
     prepare()
     model = build_model(options.folder / "models", heads=options.heads, layers=_LAYERS)
     failed = 0
     for name in options.errors or PLANTED:
         try:
             path = _dump(name, model, options.layer, options.folder)
-        except Exception:  # the others are run all the same
+        except Exception:  # the other faults still run
             failed = 1
             print(f"{name}: {traceback.format_exc()[-1500:]}", flush=True)
             continue

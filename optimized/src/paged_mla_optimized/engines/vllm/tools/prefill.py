@@ -1,11 +1,11 @@
-"""Time chunked prefill of vLLM, with its own attention of prefill rows and with ours.
+"""Time chunked prefill of vLLM with its own prefill attention and with this package's.
 
     python -m paged_mla_optimized.engines.vllm.tools.prefill --heads 128
     python -m paged_mla_optimized.engines.vllm.tools.prefill --table
 
-Prompts of random tokens, none cached, begin together and are computed in chunks of 8192 tokens, so
-that later ones have contexts. A time is that of all of them: whole engine steps as they come out of
-the engine's core, alone on the machine. No row decodes: a prompt gives one token.
+Prompts of random tokens start together without a prefix cache. vLLM processes them in chunks of
+8192 tokens, so that later chunks have contexts. A time covers all prompts, in whole engine steps;
+run no other work on the machine meanwhile. No row decodes, because each prompt generates one token.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CELL_SECONDS = 4.0  # few loads take longer
 
 
 def run(model: Path, way: str, options: argparse.Namespace, use: Callable[[Timer], None]) -> None:
-    """Make an engine whose cache holds every load."""
+    """Create an engine whose cache fits every load, and pass its timer to `use`."""
     give_cores_processes(options.at_once)
     traces = options.folder / f"traces-{way}"
     given = arguments(
@@ -83,16 +83,16 @@ class _Timer:
         self.llm, self.traces = llm, traces
 
     def seconds(self, cell: Cell) -> float:
-        """Return the same for all loads of up to so many tokens; no more are timed."""
+        """Return the same time for every load of at most ``_MOST_TOKENS`` tokens, else infinity."""
         return _CELL_SECONDS if cell.rows * cell.context <= _MOST_TOKENS else math.inf
 
     def step_ms(self, cell: Cell, repeats: int) -> list[float]:
-        """Return the milliseconds of all prompts, some times; kernels are compiled before."""
+        """Return the milliseconds of all prompts, `repeats` times, after one run that compiles."""
         self._prefill_ms(cell)
         return [self._prefill_ms(cell) for _ in range(repeats)]
 
     def busy_ms(self, cell: Cell) -> float:
-        """Return for how many milliseconds the GPU is busy with them."""
+        """Return the milliseconds in which the GPU is busy with all prompts."""
         return busy_ms(traced(self.llm, self.traces, lambda: self._prefill_ms(cell)))
 
     def _prefill_ms(self, cell: Cell) -> float:

@@ -1,14 +1,14 @@
-"""Time decode steps of vLLM through this backend and through its own, alone on the machine.
+"""Time decode steps of vLLM with this backend and with vLLM's own; run no other work meanwhile.
 
     python -m paged_mla_optimized.engines.vllm.tools.rate --heads 128 --backends CUSTOM FLASHMLA
     python -m paged_mla_optimized.engines.vllm.tools.rate --table
 
-A cache is filled with random numbers by vLLM's own ``DecodeBenchConnector``, so that long contexts
-need no prefill. A time is that of whole engine steps as they come out of the engine's core, which
-has a process of its own as by default, in a window of them: full CUDA graphs, bf16, blocks of 64.
-Each round makes an engine of every backend, or with ``--together`` all live at once; the last ones
-are profiled by vLLM's own command when all is timed. Cells go to ``FOLDER/HEADS-BACKEND.json`` as
-they are timed; ``--table`` prints all that lie there as Markdown.
+vLLM's ``DecodeBenchConnector`` fills the cache with random numbers, so that long contexts need no
+prefill. A time is the mean of whole engine steps in a window, with full CUDA graphs, bf16 and
+blocks of 64. The engine's core runs in its own process, as by default. Each round creates an engine
+of every backend; with ``--together`` all engines run at once. After all cells are timed, vLLM's own
+profiler runs on the last engine of each backend. Cells are written to
+``FOLDER/HEADS-BACKEND.json`` as they are timed; ``--table`` prints all cells there as Markdown.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ COMMAND = Command(
 )
 _WARM_STEPS, _MOST_STEPS = 6, 160
 _BLOCK = 64
-_ROOM = 12 * _BLOCK  # of a row, for what it generates in all its windows
+_ROOM = 12 * _BLOCK  # cache tokens of a row for the tokens that it generates in all windows
 _CELL_SECONDS = 3.0  # few cells take longer
 _FILL = {"fill_mean": 0.0, "fill_std": 0.5}
 
@@ -67,7 +67,7 @@ _FILL = {"fill_mean": 0.0, "fill_std": 0.5}
 def run(
     model: Path, backend: str, options: argparse.Namespace, use: Callable[[Timer], None]
 ) -> None:
-    """Make an engine whose cache holds the largest cell, or takes most of the memory."""
+    """Create an engine whose cache fits the largest cell or takes most of the memory; time it."""
     give_cores_processes(options.at_once)
     longest = max(options.contexts) + _ROOM
     each = token_bytes(options.layers)
@@ -102,16 +102,16 @@ class _Timer:
         self.llm, self.tokens, self.traces = llm, tokens, traces
 
     def seconds(self, cell: Cell) -> float:
-        """Return the same for all that fits: the cache is not prefilled."""
+        """Return the same time for every cell that fits the cache, because nothing is prefilled."""
         return _CELL_SECONDS if cell.rows * (cell.context + _ROOM) <= self.tokens else math.inf
 
     def step_ms(self, cell: Cell, repeats: int) -> list[float]:
-        """Return the milliseconds of a step in each of some windows, one after the other."""
+        """Return the milliseconds of a step in each of `repeats` consecutive windows."""
         with self._rows(cell) as step:
             return [window_ms(step, cell.rows) for _ in range(repeats)]
 
     def busy_ms(self, cell: Cell) -> float:
-        """Return for how many milliseconds of a step the GPU is busy."""
+        """Return the milliseconds of a step in which the GPU is busy."""
         with self._rows(cell) as step:
             tokens = PROFILED_STEPS * cell.rows
             events = traced(self.llm, self.traces, lambda: _take(step, tokens))
@@ -119,7 +119,7 @@ class _Timer:
 
     @contextmanager
     def _rows(self, cell: Cell) -> Iterator[Callable[[], Any]]:
-        """Hold rows that generate; their first step has filled the cache."""
+        """Start the rows of a cell, whose first step fills the cache; abort them at the end."""
         core = self.llm.llm_engine
         prompt = [(31 * i) % (VOCAB - 2) + 2 for i in range(cell.context)]
         names = hold(self.llm, [prompt] * cell.rows, _ROOM)
@@ -135,7 +135,10 @@ def _take(step: Callable[[], Any], tokens: int) -> None:
 
 
 def window_ms(step: Callable[[], Any], rows: int) -> float:
-    """Return the milliseconds of a step of so many rows; `step` returns what they generated."""
+    """Return the mean milliseconds of a step with `rows` rows.
+
+    `step` runs one step and returns its outputs, one for each row.
+    """
     tokens, start, elapsed = 0, time.perf_counter(), 0.0
     while tokens < _MOST_STEPS * rows and (tokens < LEAST_STEPS * rows or elapsed < ENOUGH_SECONDS):
         tokens += len(step())

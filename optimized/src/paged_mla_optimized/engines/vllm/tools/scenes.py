@@ -1,4 +1,4 @@
-"""What ``check`` asks: how an engine is set up, which others answer beside, and the prompts."""
+"""The workloads of ``check``: configurations of the engine, other backends, and prompts."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from paged_mla_optimized.engines.vllm.registration import NAME
 YARDSTICK = "TRITON_MLA"
 _ALL = (YARDSTICK, "FLASHMLA", "FLASH_ATTN_MLA")
 LONGEST = 30_000
-MAX_MODEL_LEN = 30_208  # with what is generated, in whole blocks
+MAX_MODEL_LEN = 30_208  # the longest prompt and its generated tokens, in whole blocks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One set-up.
+    """One workload.
 
     Parameters
     ----------
     mode : str
-        Key of ``engine.GRAPHS``.
+        A key of ``engine.GRAPHS``.
     peers : tuple of str
-        vLLM's own backends that serve it. TRITON_MLA takes no drafts into its graphs.
+        vLLM's own backends that support the workload. The CUDA graphs of TRITON_MLA do not support
+        drafts.
     block_size, heads : int
     kv_cache_dtype : str
     drafts : int
-        Of a step.
+        The number of drafts in a step.
     speculation : dict
-        vLLM's ``speculative_config``, but for the number of drafts. A draft model is the model
-        itself, whose drafts are nearly all right.
+        vLLM's ``speculative_config`` without the number of drafts. A draft model is the model
+        itself, so that nearly all drafts are accepted.
     ours : dict
-        Arguments of ``vllm.LLM`` beside our backend alone.
+        Arguments of ``vllm.LLM`` for this package's backend only.
     arguments : dict
-        Arguments beside every backend.
+        Arguments for every backend.
     preempts : bool
-        The cache holds fewer tokens than there are.
+        Whether the cache is too small for all tokens.
     own_process : bool
-        The engine's core has a process of its own, as by default; it finds us by our entry point.
+        Whether the engine's core runs in its own process, as by default, where vLLM finds this
+        package by its entry point.
     """
 
     mode: str
@@ -57,7 +59,7 @@ class Scene:
 
     @property
     def has_mtp(self) -> bool:
-        """Whether the model drafts for itself."""
+        """Whether the model has an MTP layer that drafts."""
         return self.speculation.get("method") == "mtp"
 
     @property
@@ -67,16 +69,16 @@ class Scene:
 
 
 _OF_DRAFTS = ("FLASHMLA", "FLASH_ATTN_MLA")
-_OF_16 = (YARDSTICK, "FLASH_ATTN_MLA")  # blocks of 16
+_OF_16 = (YARDSTICK, "FLASH_ATTN_MLA")  # they support blocks of 16
 _OF_FP8 = (YARDSTICK, "FLASHMLA")
 _NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2}
 _ABSORBED = {"additional_config": {KEY: {"absorbed_query_len": 2048}}}
 _OUR_PREFILL = {"attention_config": {"mla_prefill_backend": NAME}}
 _FEW_BLOCKS = {
     "num_gpu_blocks_override": 480,
-    "scheduler_reserve_full_isl": False,  # else nothing begins that might be preempted
+    "scheduler_reserve_full_isl": False,  # with True no request starts that might be preempted
 }
-_TENSOR_PARALLEL = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}  # NCCL alone
+_TENSOR_PARALLEL = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}  # NCCL only
 _CONTEXT_PARALLEL = _TENSOR_PARALLEL | {"decode_context_parallel_size": 2}
 
 SCENES = {
@@ -106,7 +108,7 @@ SCENES = {
     "own-prefill": Scene(mode="full", ours=_OUR_PREFILL),
     "own-process": Scene(mode="full", own_process=True, peers=_OF_DRAFTS),
 }
-"""By name, the slowest first."""
+"""The workloads by name, the slowest first."""
 
 SCENES_OF_TWO_GPUS = {
     "tensor-parallel": Scene(mode="full", arguments=_TENSOR_PARALLEL, peers=_OF_DRAFTS),
@@ -116,6 +118,6 @@ SCENES_OF_TWO_GPUS = {
     "context-parallel": Scene(mode="full", arguments=_CONTEXT_PARALLEL, peers=_OF_DRAFTS),
     "context-parallel-eager": Scene(mode="eager", arguments=_CONTEXT_PARALLEL, peers=_OF_DRAFTS),
 }
-"""Their histories are of one GPU."""
+"""The workloads on two GPUs. Their histories are generated on one GPU."""
 
 prompts = partial(ragged_prompts, LONGEST)
