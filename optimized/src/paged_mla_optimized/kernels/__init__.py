@@ -1,1 +1,1 @@
-"""Triton kernels. They import nothing but Triton, and also run in its interpreter."""
+"""Triton and Gluon kernels. The Triton kernels also run in Triton's interpreter."""

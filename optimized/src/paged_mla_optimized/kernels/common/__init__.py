@@ -1,1 +1,1 @@
-"""Kernels that every architecture runs."""
+"""Kernels and helper functions that every architecture uses."""

@@ -1,4 +1,9 @@
-"""Paged scatter of this step's latents and keys (rules S-10, S-12)."""
+"""Write the latents and the rotated keys of a step to a 16-bit or 32-bit cache (S-10, S-12).
+
+Each program writes TOKENS tokens. A cache row has the R components of the latent and then the P
+components of the key with position, which the kernel rotates if ROPE is not "none". The kernel
+writes no token whose slot is outside the cache or equal to `reserved_slot`.
+"""
 
 import triton
 import triton.language as tl
@@ -11,10 +16,10 @@ def append_kernel(
     ckv_ptr,  # [T, R]
     k_pe_ptr,  # [T, P]
     cache_ptr,  # [num_blocks, block_size, R + P]
-    slot_mapping_ptr,  # int64 [T]; a slot outside the cache: write nothing
+    slot_mapping_ptr,  # int64 [T]
     positions_ptr,  # int64 [T]
-    cos_ptr,
-    sin_ptr,
+    cos_ptr,  # [max_model_len, P / 2]; read if ROPE is not "none"
+    sin_ptr,  # [max_model_len, P / 2]; read if ROPE is not "none"
     stride_ckv,
     stride_k_pe,
     stride_slots,
@@ -23,11 +28,11 @@ def append_kernel(
     num_tokens,
     block_size,
     num_blocks,
-    reserved_slot,  # write nothing there either; -1 for none
+    reserved_slot,  # the slot that the kernel never writes; -1 if there is none
     R: tl.constexpr,
     P: tl.constexpr,
-    ROPE: tl.constexpr,
-    TOKENS: tl.constexpr,
+    ROPE: tl.constexpr,  # "none", "interleaved" or "neox"
+    TOKENS: tl.constexpr,  # tokens of a program
 ):
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens

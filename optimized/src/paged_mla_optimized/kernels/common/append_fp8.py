@@ -1,4 +1,11 @@
-"""Paged scatter of this step's latents and keys as e4m3 (rules S-10 to S-12)."""
+"""Write the latents and rotated keys of a step as e4m3 (rules S-10 to S-12).
+
+``append_fp8_kernel`` serves caches with one scale for the layer, and caches whose rows contain
+scales ("inline"). Such a row has R codes of the latent, SHARES float32 scales, one for each scale
+group of R / SHARES latent columns, and P bfloat16 numbers of the key with position. Each program
+writes TOKENS tokens, and none to slots outside the cache or to `reserved_slot`. No program depends
+on another. The kernels for other formats use the functions of this module.
+"""
 
 from typing import NamedTuple
 
@@ -16,20 +23,20 @@ from paged_mla_optimized.kernels.common.scales import (
 
 
 class Source(NamedTuple):
-    """What a step brings: latents, and keys with what rotates them."""
+    """The latents and keys of a step, and the tables that rotate the keys."""
 
     ckv_ptr: tl.tensor  # [T, R]
     k_pe_ptr: tl.tensor  # [T, P]
     positions_ptr: tl.tensor  # int64 [T]
-    cos_ptr: tl.tensor  # [max_model_len, P / 2]; with a rope alone
-    sin_ptr: tl.tensor
+    cos_ptr: tl.tensor  # [max_model_len, P / 2]; read only with a rope
+    sin_ptr: tl.tensor  # [max_model_len, P / 2]; read only with a rope
     stride_ckv: tl.tensor
     stride_k_pe: tl.tensor
 
 
 @triton.jit
 def is_in_cache(slot, num_blocks, BLOCK_SIZE: tl.constexpr):
-    """Return which slots the cache has."""
+    """Return whether `slot` is a slot of the cache."""
     return (slot >= 0) & (slot // BLOCK_SIZE < num_blocks)
 
 
@@ -38,7 +45,7 @@ def load_slots(
     slot_mapping_ptr, stride_slots, token, is_token, num_blocks, reserved_slot,
     BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Load the slots of int64 tokens; -1 where nothing is written."""
+    """Load the slot of each token (int64); -1 for tokens that the kernel must not write."""
     slot = tl.load(slot_mapping_ptr + token * stride_slots, mask=is_token, other=-1)
     is_written = is_in_cache(slot, num_blocks, BLOCK_SIZE) & (slot != reserved_slot)
     return tl.where(is_written, slot, -1)
@@ -46,7 +53,10 @@ def load_slots(
 
 @triton.jit
 def load_tokens(source, token, wanted, R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr):
-    """Load latents and halves of rotated keys; of tokens that are not wanted, anything for keys."""
+    """Load the latents [ROWS, R] of tokens, and both halves of their rotated keys.
+
+    The latents of tokens that are not `wanted` are 0; their keys are undefined.
+    """
     ckv_at = source.ckv_ptr + token[:, None] * source.stride_ckv + tl.arange(0, R)[None, :]
     ckv = tl.load(ckv_at, mask=wanted[:, None], other=0.0)
     position = tl.load(source.positions_ptr + token, mask=wanted, other=0)
@@ -60,7 +70,10 @@ def store_tokens(
     row_ptr, ckv, first, second, scale, live, R: tl.constexpr, P: tl.constexpr,
     ROPE: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Store latents [ROWS, R] and halves of keys, over `scale`: one, or [ROWS, 1]."""
+    """Store the codes of live latents [ROWS, R] and of both halves of their keys.
+
+    `scale` is a scalar, or one number for each token [ROWS, 1].
+    """
     codes = encode(quotient(ckv, scale, NATIVE, False), NATIVE)
     tl.store(row_ptr[:, None] + tl.arange(0, R)[None, :], codes, mask=live[:, None])
     first = encode(quotient(first, scale, NATIVE, False), NATIVE)
@@ -76,11 +89,11 @@ def append_fp8_kernel(
     ckv_ptr,  # [T, R]
     k_pe_ptr,  # [T, P]
     cache_ptr,  # uint8 [num_blocks, BLOCK_SIZE, width]
-    scales_ptr,  # float32 []
-    slot_mapping_ptr,  # int64 [T]; a slot outside the cache: write nothing
+    scales_ptr,  # float32 []; read if SCALES is "scalar"
+    slot_mapping_ptr,  # int64 [T]
     positions_ptr,  # int64 [T]
-    cos_ptr,
-    sin_ptr,
+    cos_ptr,  # [max_model_len, P / 2]; read if ROPE is not "none"
+    sin_ptr,  # [max_model_len, P / 2]; read if ROPE is not "none"
     stride_ckv,
     stride_k_pe,
     stride_slots,
@@ -88,14 +101,14 @@ def append_fp8_kernel(
     stride_cache_token,
     num_tokens,
     num_blocks,
-    reserved_slot,  # write nothing there either; -1 for none
+    reserved_slot,  # the slot that the kernel never writes; -1 if there is none
     R: tl.constexpr,
     P: tl.constexpr,
-    ROPE: tl.constexpr,
+    ROPE: tl.constexpr,  # "none", "interleaved" or "neox"
     SCALES: tl.constexpr,  # "scalar" or "inline"
-    SHARES: tl.constexpr,  # of a latent that have a scale each
+    SHARES: tl.constexpr,  # scale groups of a latent
     BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,  # tokens of a program
     NATIVE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -104,7 +117,7 @@ def append_fp8_kernel(
         slot_mapping_ptr, stride_slots, token, is_token, num_blocks, reserved_slot, BLOCK_SIZE
     )
     source = Source(ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe)
-    # Without waiting for the slots.
+    # These loads do not depend on the slots, so they do not wait for them.
     ckv, first, second = load_tokens(source, token, is_token, R, P, ROPE)
     live = slot >= 0
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE

@@ -1,10 +1,14 @@
-"""Paged scatter as e4m3 into groups of tokens that share a scale (rules S-10 to S-12).
+"""Write the tokens of a step as e4m3 into scale groups, at any slots (rules S-10 to S-12).
 
-A program writes tokens that follow each other in the step. The scale of their groups depends on
-tokens of other programs that go there too, their mates, so it looks at these as well. A group's
-lowest written slot decides whose program stores its scale, and first, if the scale grows, encodes
-again what the group keeps. Others may read the old scale before that or afterwards: the larger of
-it and of what the step brings is the same number.
+A scale group is the BLOCK_SIZE / GROUPS tokens of a block that share one scale. Each program writes
+TOKENS consecutive tokens of the step. The scale of a group depends on all tokens of the step in
+this group. So a program also reads the *mates* of its tokens: the tokens of other programs that go
+to the same groups.
+
+The program that writes the lowest slot of a group also stores the scale of the group. If the scale
+grows, it first encodes the kept tokens of the group again. No synchronization is needed: other
+programs may read the old scale or the new one, because the maximum of either with the scale of the
+step's tokens is the same number.
 """
 
 import triton
@@ -24,16 +28,22 @@ _NO_SLOT = tl.constexpr(2**63 - 1)  # past every slot
 
 @triton.jit
 def _mates(slot, other_slot, SIZE: tl.constexpr):
-    """Return which others [N] go to the groups of slots [TOKENS]; negative ones go to none."""
+    """Return bool [TOKENS, N]: whether `slot` and `other_slot` are in the same group.
+
+    A negative slot is in no group.
+    """
     same = (slot // SIZE)[:, None] == (other_slot // SIZE)[None, :]
     return same & (slot >= 0)[:, None] & (other_slot >= 0)[None, :]
 
 
 @triton.jit
 def _join(slot, largest, lowest, other_slot, ckv, first, second, SIZE: tl.constexpr):
-    """Return the largest order and the lowest slot of groups [TOKENS], with others [N]."""
+    """Return `largest` and `lowest` [TOKENS], updated by the mates among other tokens [N].
+
+    `largest` is the largest order (``order_of``) in each token's group, `lowest` the lowest slot.
+    """
     mates = _mates(slot, other_slot, SIZE)
-    of_ckv, of_k_pe = largest_of(ckv, first, second)  # each has a layout of its own
+    of_ckv, of_k_pe = largest_of(ckv, first, second)  # the two have different layouts
     largest = tl.maximum(largest, tl.max(tl.where(mates, of_ckv[None, :], 0), axis=1))
     largest = tl.maximum(largest, tl.max(tl.where(mates, of_k_pe[None, :], 0), axis=1))
     slots = tl.where(mates, other_slot[None, :], _NO_SLOT)
@@ -45,7 +55,7 @@ def _join_if_mates(
     slot, largest, lowest, source, other, other_slot, SIZE: tl.constexpr, R: tl.constexpr,
     P: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
-    """Return what :func:`_join` does; tokens `other` [N] are loaded if they are mates."""
+    """Return the result of :func:`_join`; load the tokens `other` [N] only if one is a mate."""
     wanted = tl.max(_mates(slot, other_slot, SIZE).to(tl.int32), axis=0)
     if tl.max(wanted, axis=0) > 0:
         ckv, first, second = load_tokens(source, other, wanted > 0, R, P, ROPE)
@@ -62,10 +72,10 @@ def append_groups_kernel(
     k_pe_ptr,  # [T, P]
     cache_ptr,  # uint8 [num_blocks, BLOCK_SIZE, R + P]
     scales_ptr,  # float32 [num_blocks, 1, GROUPS]
-    slot_mapping_ptr,  # int64 [T]; a slot outside the cache: write nothing
+    slot_mapping_ptr,  # int64 [T]; no token is written to a slot outside the cache
     positions_ptr,  # int64 [T]
-    cos_ptr,
-    sin_ptr,
+    cos_ptr,  # [max_model_len, P / 2]; read if ROPE is not "none"
+    sin_ptr,  # [max_model_len, P / 2]; read if ROPE is not "none"
     stride_ckv,
     stride_k_pe,
     stride_slots,
@@ -74,15 +84,15 @@ def append_groups_kernel(
     stride_scales_block,
     num_tokens,
     num_blocks,
-    reserved_slot,  # write nothing there either; -1 for none
+    reserved_slot,  # the slot that the kernel never writes; -1 if there is none
     R: tl.constexpr,
     P: tl.constexpr,
-    ROPE: tl.constexpr,
+    ROPE: tl.constexpr,  # "none", "interleaved" or "neox"
     BLOCK_SIZE: tl.constexpr,
-    PLANNED: tl.constexpr,  # slots of a plan: mates are less than a group apart
-    TOKENS: tl.constexpr,  # of a program
-    PLACES: tl.constexpr,  # tokens, or places of a group, that are worked on together
-    SLOTS: tl.constexpr,  # of the step, looked at together
+    PLANNED: tl.constexpr,  # slots of a plan: mates are less than a group apart in the step
+    TOKENS: tl.constexpr,  # tokens of a program
+    PLACES: tl.constexpr,  # other tokens, or places of a group, that are processed together
+    SLOTS: tl.constexpr,  # slots of the step that are compared together
     NATIVE: tl.constexpr,
 ):
     SIZE: tl.constexpr = BLOCK_SIZE // GROUPS
@@ -94,7 +104,7 @@ def append_groups_kernel(
         BLOCK_SIZE,
     )  # fmt: skip
     source = Source(ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe)
-    # Without waiting for the slots.
+    # These loads do not depend on the slots, so they do not wait for them.
     ckv, first, second = load_tokens(source, token, token < num_tokens, R, P, ROPE)
     live = slot >= 0
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
@@ -154,7 +164,7 @@ def append_groups_kernel(
     scale = tl.where(keeps, tl.maximum(scale, old), scale)
     leads = slot == lowest
     grows = live & leads & keeps & (scale > old)
-    tl.debug_barrier()  # every thread has its old scales before one stores new ones
+    tl.debug_barrier()  # all threads have loaded the old scales before one stores new ones
     one = tl.min(tl.where(grows, index, TOKENS), axis=0)
     while one < TOKENS:
         mine = index == one

@@ -1,4 +1,8 @@
-"""Paged scatter as e4m3 where each token has its own scale (rules S-10 to S-12)."""
+"""Write the tokens of a step as e4m3 to a cache with one scale for each token (S-10 to S-12).
+
+Each program writes TOKENS tokens and their scales. The kernel writes no token whose slot is outside
+the cache or equal to `reserved_slot`. No program depends on another.
+"""
 
 import triton
 import triton.language as tl
@@ -21,10 +25,10 @@ def append_tokens_kernel(
     k_pe_ptr,  # [T, P]
     cache_ptr,  # uint8 [num_blocks, BLOCK_SIZE, R + P]
     scales_ptr,  # float32 [num_blocks, 1, BLOCK_SIZE]
-    slot_mapping_ptr,  # int64 [T]; a slot outside the cache: write nothing
+    slot_mapping_ptr,  # int64 [T]
     positions_ptr,  # int64 [T]
-    cos_ptr,
-    sin_ptr,
+    cos_ptr,  # [max_model_len, P / 2]; read if ROPE is not "none"
+    sin_ptr,  # [max_model_len, P / 2]; read if ROPE is not "none"
     stride_ckv,
     stride_k_pe,
     stride_slots,
@@ -33,17 +37,17 @@ def append_tokens_kernel(
     stride_scales_block,
     num_tokens,
     num_blocks,
-    reserved_slot,  # write nothing there either; -1 for none
+    reserved_slot,  # the slot that the kernel never writes; -1 if there is none
     R: tl.constexpr,
     P: tl.constexpr,
-    ROPE: tl.constexpr,
+    ROPE: tl.constexpr,  # "none", "interleaved" or "neox"
     BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,  # tokens of a program
     NATIVE: tl.constexpr,
 ):
     source = Source(ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe)
-    # One by one, so that scales are scalars, which have no layout to be moved to; but all are
-    # loaded before the first is stored.
+    # The tokens are processed one by one, so that each scale is a scalar, which needs no layout
+    # conversion. All tokens are loaded before the first one is stored.
     begin = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, 1)
     loaded = ()
     for index in tl.static_range(TOKENS):

@@ -1,4 +1,14 @@
-"""Tables and lengths of multi-step drafts, and the blocks that branches do not share (S-15)."""
+"""Build the tables and lengths of multi-step drafts, and copy partly filled blocks (rule S-15).
+
+Each request has k branches. The branches share the full blocks of the request's committed tokens
+(its prefix), and have W blocks of their own for the other tokens. Row ``request * k + branch`` is
+one branch.
+
+* ``draft_rows_kernel``: program (row, chunk) writes ENTRIES entries of a row's block table. The
+  programs of chunk 0 also write the row's lengths for each step.
+* ``copy_tails_kernel``: program (row, chunk) copies TOKENS tokens of the last, partly filled prefix
+  block to the first block of the branch, with their scales.
+"""
 
 import triton
 import triton.language as tl
@@ -6,7 +16,10 @@ import triton.language as tl
 
 @triton.jit
 def _load_prefix_len(prefix_lens_ptr, request, prefix_width, block_size):
-    """Return the committed tokens of a request; 0 where the prefix table has no room for them."""
+    """Return the number of committed tokens of a request.
+
+    It is 0 if the number is not positive or the prefix table is too narrow for it.
+    """
     prefix_len = tl.load(prefix_lens_ptr + request)
     is_legal = (prefix_len > 0) & (tl.cdiv(prefix_len.to(tl.int64), block_size) <= prefix_width)
     return tl.where(is_legal, prefix_len, 0)
@@ -17,15 +30,15 @@ def draft_rows_kernel(
     prefix_lens_ptr,  # int32 [B]
     prefix_table_ptr,  # int32 [B, M']
     branch_blocks_ptr,  # int32 [B, k, W], dense
-    table_ptr,  # out int32 [B * k, M' + W], dense
-    seq_lens_ptr,  # out int32 [steps, B * k], dense
+    table_ptr,  # out int32 [B * k, M' + W], dense; -1 past a row's blocks
+    seq_lens_ptr,  # out int32 [steps, B * k], dense; 0 for padded requests
     stride_table_row,
     stride_table_col,
     branches,  # k
     prefix_width,  # M'
     own_width,  # W
     steps,
-    rows,  # of the output, B * k
+    rows,  # B * k
     block_size,
     ENTRIES: tl.constexpr,
 ):
@@ -51,11 +64,11 @@ def draft_rows_kernel(
 
 @triton.jit
 def copy_tails_kernel(
-    cache_ptr,  # [num_blocks, block_size, width]
-    scales_ptr,  # float32 [num_blocks, 1, SCALES]
-    prefix_lens_ptr,
-    prefix_table_ptr,
-    branch_blocks_ptr,
+    cache_ptr,  # [num_blocks, block_size, width], read and written
+    scales_ptr,  # float32 [num_blocks, 1, SCALES], read and written if SCALES > 0
+    prefix_lens_ptr,  # int32 [B]
+    prefix_table_ptr,  # int32 [B, M']
+    branch_blocks_ptr,  # int32 [B, k, W], dense
     stride_cache_block,
     stride_cache_token,
     stride_scales_block,
@@ -69,7 +82,7 @@ def copy_tails_kernel(
     num_blocks,
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,  # power of two >= width
-    SCALES: tl.constexpr,  # of a block; 0 if blocks have none
+    SCALES: tl.constexpr,  # scales of a block; 0 if blocks have none
 ):
     row = tl.program_id(0)
     request = row // branches

@@ -1,7 +1,8 @@
-"""Codes of e4m3 and back (rule S-11), with the device's own conversions or by their bits.
+"""Convert numbers to e4m3 codes and back (rule S-11).
 
-``decode`` may be NATIVE on architectures from sm89, ``encode`` on those from sm90. The others, and
-Triton's interpreter, use integers alone.
+With NATIVE the functions use the conversion instructions of the device. ``decode`` may be NATIVE
+from sm89 on, and ``encode`` from sm90 on. Other architectures and Triton's interpreter use integer
+arithmetic on the bits.
 """
 
 import triton
@@ -10,13 +11,16 @@ import triton.language as tl
 _LARGEST_BITS = tl.constexpr(0x43E00000)  # of 448 as a float32
 _NORMAL_BITS = tl.constexpr(0x3C800000)  # of 2 ** -6, the smallest normal magnitude
 _INFINITE_BITS = tl.constexpr(0x7F800000)
-_STEP = tl.constexpr(16384.0)  # its neighbours in float32 are as far apart as subnormal codes
+_STEP = tl.constexpr(16384.0)  # the float32 spacing here is the spacing of subnormal e4m3 numbers
 _STEP_BITS = tl.constexpr(0x46800000)
 
 
 @triton.jit
 def encode(x, NATIVE: tl.constexpr):
-    """Return the uint8 codes of float32: to nearest even, at most 448; every NaN is 0x7f."""
+    """Return the uint8 e4m3 codes of float32 numbers `x`.
+
+    The function rounds to nearest even and saturates at 448. Each NaN becomes 0x7f.
+    """
     if NATIVE:
         codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
@@ -33,10 +37,10 @@ def encode(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def decode(codes, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
-    """Return the values of uint8 codes, exactly, as DTYPE; 0x7f and 0xff are NaN."""
+    """Return the exact values of uint8 e4m3 codes as DTYPE; 0x7f and 0xff are NaN."""
     if NATIVE:
         values = codes.to(tl.float8e4nv, bitcast=True)
-    else:  # as bits of a float16 they are 2 ** 8 too small, its subnormal numbers too
+    else:  # read as float16, the shifted bits are too small by 2 ** 8, also if subnormal
         bits = codes.to(tl.uint16)
         near = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
         values = tl.where((bits & 0x7F) == 0x7F, float("nan"), near * 256.0)
@@ -45,9 +49,9 @@ def decode(codes, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def bfloat16_bits(x):
-    """Return the bits of x as bfloat16, int16: its own, or rounded to nearest even.
+    """Return the int16 bits of x as bfloat16, rounded to nearest even if x has another type.
 
-    By integers, since the interpreter truncates.
+    The function rounds with integers, because the interpreter's conversion truncates.
     """
     if x.dtype.is_bf16():
         rounded = x.to(tl.int16, bitcast=True)
@@ -61,7 +65,7 @@ def bfloat16_bits(x):
 
 @triton.jit
 def from_bfloat16_bits(bits, DTYPE: tl.constexpr):
-    """Return what int16 bits of bfloat16 stand for, in DTYPE."""
+    """Return the numbers whose bfloat16 bits are the int16 `bits`, as DTYPE."""
     if DTYPE.is_bf16():
         values = bits.to(tl.bfloat16, bitcast=True)
     else:

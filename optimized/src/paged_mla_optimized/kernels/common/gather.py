@@ -1,6 +1,10 @@
-"""Paged latents read back in row order, for the up-projection of long extends (S-1, S-9).
+"""Copy cached latents and keys to dense tensors in row order (rules S-1, S-9).
 
-From FP8 caches they come as values, each rounded to float32 and then to its type (S-11).
+The up-projection of long extends reads the result. For FP8 caches the kernel multiplies codes by
+their scales in float32, and rounds the products to the output type (S-11).
+
+Each program copies TOKENS lines. Line `at` belongs to the row whose range of `key_starts` contains
+it. Lines of keys in no valid block are zeros. Programs past the last line return at once.
 """
 
 import triton
@@ -21,11 +25,11 @@ from paged_mla_optimized.kernels.common.schedule import count_at_most
     ],
 )
 def gather_kernel(
-    cache_ptr,  # [num_blocks, block_size, R + P], or bytes
+    cache_ptr,  # [num_blocks, block_size, R + P], or uint8 [num_blocks, block_size, bytes of a row]
     scales_ptr,  # float32 [] or [num_blocks, 1, G]
     block_table_ptr,  # int32 [B, M]
-    key_starts_ptr,  # int32 [B + 1], lines of each row
-    first_tokens_ptr,  # int32 [B], the key on each row's first line
+    key_starts_ptr,  # int32 [B + 1]: the lines of each row
+    first_tokens_ptr,  # int32 [B]: the key on each row's first line
     ckv_ptr,  # out [K, R]
     k_pe_ptr,  # out [K, P]
     stride_cache_block,
@@ -41,10 +45,10 @@ def gather_kernel(
     block_size,
     R: tl.constexpr,
     P: tl.constexpr,
-    SCALES: tl.constexpr,  # where they lie, as MlaConfig.scales says
-    SHARES: tl.constexpr,  # of a latent that have a scale each
-    SEARCH_STEPS: tl.constexpr,
-    TOKENS: tl.constexpr,
+    SCALES: tl.constexpr,  # where the scales are stored: a value of MlaConfig.scales
+    SHARES: tl.constexpr,  # scale groups of a latent
+    SEARCH_STEPS: tl.constexpr,  # see ``count_at_most``
+    TOKENS: tl.constexpr,  # lines of a program
     NATIVE: tl.constexpr,
 ):
     at = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -57,7 +61,7 @@ def gather_kernel(
     entry = row.to(tl.int64) * stride_table_row
     entry += (key // block_size).to(tl.int64) * stride_table_col
     block = tl.load(block_table_ptr + entry, mask=live, other=-1).to(tl.int64)
-    is_cached = (block >= 0) & (block < num_blocks)  # what is not gives zeros
+    is_cached = (block >= 0) & (block < num_blocks)  # other keys become zeros
     place = (key % block_size).to(tl.int64)
     source = cache_ptr + block * stride_cache_block + place * stride_cache_token
     dtype = ckv_ptr.dtype.element_ty

@@ -1,9 +1,13 @@
-"""Keys of a step in parts that fit one workspace (rule S-21).
+"""Divide the keys of a step into parts that each fit into one workspace (rule S-21).
 
-The first part has each row's own tokens. Then come the contexts, row after row and each backwards:
-as many as the first part has room for, and as many as the workspace has lines in every part after
-it. So a row's first part is the end of its keys, which is what causal attention wants, and what
-follows is seen by all its queries.
+The first part contains each row's own tokens, the keys of the query tokens. The contexts follow,
+row after row, and each context from its end to its start: as many keys as the first part has
+capacity for, and as many as the workspace has lines in every later part. So the first part of a row
+is the end of its keys, as causal attention requires. All query tokens of the row see the keys of
+the later parts.
+
+The grid has one program. It writes the record of one `part`: the first query token and the first
+workspace line of each row, and the first key of each row in this part. B is the number of rows.
 """
 
 import triton
@@ -12,26 +16,30 @@ import triton.language as tl
 
 @triton.jit
 def _within(contexts, starts, position):
-    """Return how many tokens of each row's context lie before a position of all contexts."""
+    """Return how many tokens of each row's context come before `position`.
+
+    `position` counts the tokens of all contexts, which follow each other; `starts` are the
+    positions of their first tokens.
+    """
     return tl.minimum(tl.maximum(position - starts, 0), contexts)
 
 
 @triton.jit(
     do_not_specialize=["num_rows", "part", "room", "lines"],
-    do_not_specialize_on_alignment=["cu_seqlens_q_ptr", "seq_lens_ptr"],  # rows begin anywhere
+    do_not_specialize_on_alignment=["cu_seqlens_q_ptr", "seq_lens_ptr"],  # slices of any offset
 )
 def key_chunk_kernel(
-    cu_seqlens_q_ptr,  # int32 [B + 1], of any start
+    cu_seqlens_q_ptr,  # int32 [B + 1]; the first entry may be any number
     seq_lens_ptr,  # int32 [B]
-    query_starts_ptr,  # out int32 [B + 1], from 0
-    key_starts_ptr,  # out int32 [B + 1]
-    first_tokens_ptr,  # out int32 [B]
+    query_starts_ptr,  # out int32 [B + 1]: `cu_seqlens_q` minus its first entry
+    key_starts_ptr,  # out int32 [B + 1]: first workspace line of each row
+    first_tokens_ptr,  # out int32 [B]: key on the first workspace line of each row
     stride_cu_q,
     stride_lens,
     num_rows,
-    part,
+    part,  # number of the part, from 0
     room,  # lines of the workspace
-    lines,  # that the host expects this part to fill, at most; keys past them are left out
+    lines,  # most lines that the host expects in this part; the kernel drops further keys
     ROWS: tl.constexpr,  # power of two > B
 ):
     row = tl.arange(0, ROWS)

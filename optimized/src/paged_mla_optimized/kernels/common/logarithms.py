@@ -1,4 +1,7 @@
-"""Logarithms: factors between base e and base 2, which a device has, and the lse."""
+"""Factors between logarithms of base e and of base 2, and the lse.
+
+The device has instructions for base 2 only.
+"""
 
 import triton
 import triton.language as tl
@@ -11,9 +14,10 @@ LN_2 = tl.constexpr(0.6931471805599453)
 def lse_of(peak, total):
     """Return ``ln(total * 2 ** peak)`` in float32; NaN stays NaN.
 
-    The exponent of `total` is added to `peak` first, and the logarithm of its mantissa lies between
-    0 and 1: no number that is rounded is larger than the lse and 1 together. ``peak + log2(total)``
-    would round two numbers that may be far larger, and the error would remain where they cancel.
+    The function adds the exponent of `total` to `peak` first. The logarithm of the mantissa is
+    between 0 and 1, so no rounded intermediate is larger than the sum of the lse and 1.
+    ``peak + log2(total)`` would round two numbers that may be far larger than their sum, and their
+    rounding errors would remain after they cancel.
     """
     exponent = tl.minimum((total.to(tl.int32, bitcast=True) >> 23) & 0xFF, 253)
     mantissa = total * ((254 - exponent) << 23).to(tl.float32, bitcast=True)

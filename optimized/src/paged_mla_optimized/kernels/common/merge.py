@@ -1,4 +1,8 @@
-"""Merging of partial answers by their log-sum-exp (rule S-8)."""
+"""Merge partial results by their lse (rule S-8).
+
+A program of ``merge_kernel`` merges all n partial results of ROWS pairs of token and head. Other
+merge kernels use the functions ``empty_sum``, ``add_partial`` and ``close_sum``.
+"""
 
 import triton
 import triton.language as tl
@@ -6,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def empty_sum(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the merge of no partial at all: accumulator, total weight and peak."""
+    """Return accumulator, total weight and peak of a merge of no partial results."""
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
@@ -15,7 +19,11 @@ def empty_sum(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def add_partial(acc, total, peak, out, lse):
-    """Add `out` [ROWS, COLUMNS] with `lse` [ROWS]; -inf has weight 0 whatever `out` holds."""
+    """Return accumulator, total weight and peak with one more partial result.
+
+    The partial result is `out` [ROWS, COLUMNS] and `lse` [ROWS]. An `lse` of -inf has weight 0,
+    even if `out` contains NaN.
+    """
     new_peak = tl.maximum(peak, lse)
     shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     keep = tl.exp(peak - shift)
@@ -26,8 +34,8 @@ def add_partial(acc, total, peak, out, lse):
 
 @triton.jit
 def close_sum(acc, total, peak):
-    """Return ``out`` and natural-log ``lse`` of the sum; (0, -inf) when all were empty."""
-    is_empty = total == 0.0  # not by the peak: a maximum leaves NaN out
+    """Return ``out`` and ``lse`` (natural logarithm) of a merge; (0, -inf) if all were empty."""
+    is_empty = total == 0.0  # `peak` cannot decide this: a maximum ignores NaN
     divisor = tl.where(is_empty, 1.0, total)
     return acc / divisor[:, None], tl.where(is_empty, peak, peak + tl.log(divisor))
 
@@ -38,10 +46,10 @@ def merge_kernel(
     lses_ptr,  # float32 [n, pairs]
     out_ptr,  # float32 [pairs, R]
     lse_ptr,  # float32 [pairs]
-    num_partials,
+    num_partials,  # n
     num_pairs,  # (token, head) pairs
     width,  # R
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr,  # pairs of a program
     COLUMNS: tl.constexpr,  # power of two >= R
 ):
     pair = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

@@ -1,4 +1,8 @@
-"""Merging of answers that arrive as lines, each with its lse behind it (rule S-8)."""
+"""Merge partial results that arrive as lines, each with its lse after its numbers (rule S-8).
+
+The pairs of token and head are counted head by head: pair ``h * T + t`` is token t of head h. Each
+program of the grid merges ROWS pairs, over all n partial results. No program depends on another.
+"""
 
 import triton
 import triton.language as tl
@@ -8,8 +12,8 @@ from paged_mla_optimized.kernels.common.merge import add_partial, close_sum, emp
 
 @triton.jit(do_not_specialize=["num_partials", "num_pairs", "num_tokens", "num_lines", "lse_unit"])
 def merge_lines_kernel(
-    lines_ptr,  # [n, num_lines, LINE]: R numbers of an answer, then its lse, then nothing
-    line_lses_ptr,  # float32, the same memory
+    lines_ptr,  # [n, num_lines, LINE]: R numbers of `out`, then the lse, then unused elements
+    line_lses_ptr,  # the same memory as float32
     out_ptr,  # [T, H, R]
     lse_ptr,  # float32 [T, H]
     stride_out_token,
@@ -17,14 +21,14 @@ def merge_lines_kernel(
     stride_lse_token,
     stride_lse_head,
     num_partials,  # n
-    num_lines,  # of one partial
+    num_lines,  # of one partial result
     num_tokens,  # T
-    num_pairs,  # H * T, of which head after head is merged
-    lse_unit,  # lse is written times this
+    num_pairs,  # H * T
+    lse_unit,  # the kernel multiplies each lse by this factor before it stores it
     R: tl.constexpr,
     LINE: tl.constexpr,
-    WORD: tl.constexpr,  # elements in 32 bits
-    ROWS: tl.constexpr,
+    WORD: tl.constexpr,  # elements of `lines_ptr` in 32 bits
+    ROWS: tl.constexpr,  # pairs of a program
 ):
     pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, R)

@@ -1,7 +1,11 @@
-"""A chunk of context joins the answer so far, in place (rules S-8, S-21).
+"""Merge the result over one chunk of the context into the result so far, in place (S-8, S-21).
 
-The answer is kept in two numbers of its type, `out` and what rounding left out of it, so that many
-chunks cost no more accuracy than one.
+The kernel keeps each result so far as two numbers of the output type: `out`, and `rest`, the
+rounding error of `out`. So many chunks lose no more accuracy than one chunk.
+
+The grid has ``most_tiles * (TILE_M / LINES) * H`` programs. A program merges LINES tokens of one
+query tile of the prefill plan (``prefill_plan.py``), for one head. Programs past the tiles of the
+step return at once.
 """
 
 import triton
@@ -13,13 +17,13 @@ from paged_mla_optimized.kernels.common.prefill_plan import load_tile
 
 @triton.jit(do_not_specialize=["stride_lse_token", "stride_lse_head"])
 def merge_tiles_kernel(
-    tiles_ptr,
-    work_ptr,
-    out_ptr,  # [T, H, V]
-    lse_ptr,  # float32 [T, H]
-    rest_ptr,  # [T, H, V]
-    chunk_out_ptr,  # [T, H, V]
-    chunk_lse_ptr,  # float32 [T, H]
+    tiles_ptr,  # int32 [tiles, TILE_WORDS] of the prefill plan
+    work_ptr,  # int32 [WORK_WORDS] of the prefill plan
+    out_ptr,  # [T, H, V], read and written
+    lse_ptr,  # float32 [T, H], read and written
+    rest_ptr,  # [T, H, V], dense, read and written
+    chunk_out_ptr,  # [T, H, V], dense
+    chunk_lse_ptr,  # float32 [T, H], dense
     stride_out_token,
     stride_out_head,
     stride_lse_token,
@@ -27,7 +31,7 @@ def merge_tiles_kernel(
     num_heads,
     V: tl.constexpr,
     TILE_M: tl.constexpr,
-    LINES: tl.constexpr,  # tokens of one program; divides TILE_M
+    LINES: tl.constexpr,  # tokens of a program; divides TILE_M
 ):
     head = (tl.program_id(0) % num_heads).to(tl.int64)
     share = tl.program_id(0) // num_heads

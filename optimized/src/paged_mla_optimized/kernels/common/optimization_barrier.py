@@ -1,7 +1,8 @@
-"""A value of which the compiler knows nothing: what follows from it is found where it is used.
+"""A barrier for the compiler's code motion.
 
-What is the same in every pass of a loop is otherwise found once before all loops, and kept in
-registers that the inner loops need, or in local memory.
+The compiler hoists expressions that are the same in every iteration out of all loops. It then keeps
+their values in registers that the inner loops need, or in local memory. It cannot hoist an
+expression that uses an opaque value.
 """
 
 import triton
@@ -12,7 +13,10 @@ from paged_mla_optimized.triton_compat.interpreter import is_compiled
 
 @triton.jit
 def opaque(value):
-    """Return a `value` of 32 bits, or a tensor of them, as if it could be another each time."""
+    """Return `value`, a 32-bit scalar or tensor, so that the compiler cannot know its contents.
+
+    The interpreter returns `value` itself.
+    """
     if is_compiled():
         value = tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [value], dtype=value.dtype, is_pure=False, pack=1

@@ -1,13 +1,17 @@
-"""What one step needs to know about itself, derived on the device (rules S-1, S-2, S-3, S-14).
+"""Derive the plan of a step on the device (rules S-1, S-2, S-3, S-14).
 
-The first program of `schedule_kernel` turns lengths into prefix sums; the others build the block
-table, where the engine brings a request map. Row `num_rows` is a pseudo-row
-of length 0 that owns the padded tokens. `token_kernel` gives every token its position and slot
-and packs its line of the draft tree; it also finds the share of each program of the grid.
+Two launches write the plan:
 
-Lengths, tables and masks come from the engine's device memory, and may hold anything. All later
-kernels of a step address memory by what is written here, so a row that rule S-2 does not allow is
-made a padded row here: `row_lens` is 0 for it.
+* ``schedule_kernel``: program 0 computes the prefix sums of the rows and the cuts of the step. If
+  the engine passes a request map, the other programs build the block table, each ENTRIES entries of
+  one row. Row `num_rows` is a pseudo-row of length 0 that owns the padded tokens.
+* ``token_kernel``: each program handles TOKENS tokens. It writes their positions and slots, and
+  packs their lines of the draft tree into bits. It also writes the shares of attend programs and
+  the join records, which it counts with the same index. It reads the results of the first launch.
+
+Lengths, tables and masks come from the engine's device memory, and may contain any numbers. All
+later kernels of a step compute addresses from the plan. So the plan turns each row that rule S-2
+does not allow into a padded row: its `row_lens` is 0.
 """
 
 from typing import NamedTuple
@@ -50,11 +54,11 @@ from paged_mla_optimized.kernels.common.schedule import (
     split_of_unit,
 )
 
-_MOST_ELEMENTS = tl.constexpr(2**40)  # of a row's matrix: no sum of such passes an int64
+_MOST_ELEMENTS = tl.constexpr(2**40)  # bound for a row's tree matrix: sums do not overflow int64
 
 
 class Lengths(NamedTuple):
-    """The rows of a step, as the engine gives them."""
+    """The lengths of the rows of a step, as the engine passes them."""
 
     cu_seqlens_q_ptr: tl.tensor  # int32 [B + 1]
     seq_lens_ptr: tl.tensor  # int32 [B]
@@ -63,38 +67,38 @@ class Lengths(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """A request map, read by all programs of the schedule but the first."""
+    """A request map, which all programs of ``schedule_kernel`` except the first read."""
 
-    req_to_token_ptr: tl.tensor  # int32 [requests, tokens]
-    request_ids_ptr: tl.tensor  # [B]
+    req_to_token_ptr: tl.tensor  # int32 [requests, tokens]: slots
+    request_ids_ptr: tl.tensor  # [B]: line of `req_to_token` of each row
     stride_request: tl.tensor
     stride_slot: tl.tensor
     stride_ids: tl.tensor
 
 
 class Rows(NamedTuple):
-    """What the schedule writes of each row, and how the step is cut."""
+    """The buffers that ``schedule_kernel`` writes: prefix sums of the rows, and the cuts."""
 
-    token_starts_ptr: tl.tensor  # int32 [B + 2]
-    row_lens_ptr: tl.tensor  # int32 [B + 1]
-    key_starts_ptr: tl.tensor  # int32 [B + 2], at most 2 ** 31 - 1
-    first_tokens_ptr: tl.tensor  # int32 [B], zeros
-    unit_starts_ptr: tl.tensor  # int64 [B + 2]
+    token_starts_ptr: tl.tensor  # int32 [B + 2]: first token of each row
+    row_lens_ptr: tl.tensor  # int32 [B + 1]: keys of each row
+    key_starts_ptr: tl.tensor  # int32 [B + 2]: first key of each row; at most 2 ** 31 - 1
+    first_tokens_ptr: tl.tensor  # int32 [B]: zeros
+    unit_starts_ptr: tl.tensor  # int64 [B + 2]: first unit of each row
     cut_ptr: tl.tensor  # int64 [4], with FIXED_SPLITS [5 + B + 1]: see ``schedule.py``
-    join_starts_ptr: tl.tensor  # int32 [B + 2], with FIXED_SPLITS: query tiles to join
-    mask_starts_ptr: tl.tensor  # int64 [B + 1]: first of a row's tree matrix that speaks of drafts
+    join_starts_ptr: tl.tensor  # int32 [B + 2]; FIXED_SPLITS: prefix sums of query tiles to join
+    mask_starts_ptr: tl.tensor  # int64 [B + 1]: first draft element of each row's tree matrix
 
 
 class Tokens(NamedTuple):
-    """What is written of each token."""
+    """The buffers that ``token_kernel`` writes for each token."""
 
     positions_ptr: tl.tensor  # int64 [T]
     slot_mapping_ptr: tl.tensor  # int64 [T]
-    is_padding_ptr: tl.tensor  # int8 [T]
+    is_padding_ptr: tl.tensor  # int8 [T]: 1 for padding
 
 
 class MaskLines(NamedTuple):
-    """A draft tree in the problem's spelling."""
+    """The mask of a draft tree, in the layout that MASK specifies."""
 
     ptr: tl.tensor  # uint8
     stride_line: tl.tensor
@@ -106,10 +110,10 @@ def _build_table(
     program, requests, seq_lens_ptr, stride_lens, table_ptr, block_size, width, fill, longest,
     num_requests, ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Write ENTRIES entries of one row's block table; past the row they are `fill`.
+    """Write ENTRIES entries of one row's block table.
 
-    An entry is -1 where the map holds no slot. Rows that the schedule makes padded rows because of
-    their length or request have `fill` alone.
+    Entries past the keys of the row are `fill`. An entry is -1 if the map has a negative number in
+    place of the slot. All entries are `fill` if the row is padded because of its length or request.
     """
     programs_of_row = tl.cdiv(width, ENTRIES)
     row = program // programs_of_row
@@ -130,9 +134,10 @@ def _build_table(
 
 @triton.jit
 def _choose_lanes(pairs, key_tiles, TILE_M: tl.constexpr, LANE_STEPS: tl.constexpr):
-    """Return the most lanes, up to ``2 ** LANE_STEPS``, that leave few without a query tile.
+    """Return the largest number of lanes, up to ``2 ** LANE_STEPS``, that leaves few lanes idle.
 
-    More lanes read a key less often, but a group with fewer query tiles than lanes idles the rest.
+    With more lanes each key is read less often. But in a group with fewer query tiles than lanes
+    the other lanes are idle. At most one query tile in 17 may be missing.
     """
     most = tl.sum(tl.cdiv(pairs, TILE_M).to(tl.int64) * key_tiles)
     lanes = tl.full([], 1, tl.int64)
@@ -148,13 +153,15 @@ def _choose_length(
     groups, key_tiles, starts, lanes, PROGRAMS: tl.constexpr, MIN_UNITS: tl.constexpr,
     OVERHEAD: tl.constexpr, SLACK: tl.constexpr,
 ):  # fmt: skip
-    """Return the units of a part, the overhead of each group, and whether rows are as long.
+    """Return the units of a part, the overhead, and whether the even division is used.
 
-    The length is an equal share of all units. Where all rows are as long it may be more, by SLACK
-    32nds, so that cuts fall between rows or at equal places in each: parts are then less even, but
-    leave fewer partial answers and begin fewer groups. All of them begin as many, so no overhead is
-    counted but what makes the pieces of a row as long as each other. Otherwise each of a row's
-    `starts` counts, of its groups or of their splits.
+    In general the length of a part is an equal share of all units, and each of the `starts` of a
+    row, of its groups or of their splits, counts as OVERHEAD units.
+
+    If all rows have the same number of key tiles, a part may be longer than an equal share by up to
+    SLACK 32nds, so that cuts are between rows or at equal places in each row. The parts are then
+    less equal, but write fewer partial results and start fewer groups. All parts start the same
+    number of groups, so only the overhead counts that makes the pieces of a row equally long.
     """
     total = tl.sum(groups.to(tl.int64) * key_tiles)
     counted = tl.sum(tl.where(key_tiles > 0, groups, 0)).to(tl.int64)
@@ -176,11 +183,11 @@ def _cut_rows(
     pairs, key_tiles, TILE_M: tl.constexpr, MIN_UNITS: tl.constexpr, SPLIT_TILES: tl.constexpr,
     ROW_SHARE: tl.constexpr, FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Return how many splits each query tile of a row has, and the key tiles of each but the last.
+    """Return the splits of each query tile of a row, and the key tiles of each split but the last.
 
-    A row is cut for ROW_SHARE programs, into splits of MIN_UNITS to SPLIT_TILES key tiles, twice as
-    many from four query tiles on, whose lanes leave fewer parts. All its query tiles together have
-    at most FIXED_SPLITS of them, or one each.
+    A row is cut for ROW_SHARE programs, into splits of MIN_UNITS to SPLIT_TILES key tiles. For rows
+    of four query tiles or more the upper limit is twice as high, because their lanes leave fewer
+    parts. All query tiles of a row together have at most FIXED_SPLITS splits, or one split each.
     """
     query_tiles = tl.cdiv(pairs, TILE_M)
     divisor = tl.maximum(query_tiles, 1)
@@ -198,15 +205,18 @@ def _load_rows(
     lengths, requests, num_rows, num_tokens, longest, num_requests, max_draft_tokens,
     mask_elements, MASK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Load the rows of a step; those that S-2 does not allow have no keys.
+    """Load the rows of a step; rows that S-2 does not allow have no keys.
 
-    Tokens at or past `num_tokens` are cut off; those before them keep their positions.
+    Tokens at or past `num_tokens` are dropped; the tokens before them keep their positions.
 
     Returns
     -------
-    starts, query_lens : first token and tokens of each row; rows follow each other in the step
-    seq_lens : 0 for padded rows
-    first_elements : of each row's tree matrix, the first element that speaks of drafts
+    starts, query_lens
+        First token of each row, and its number of tokens; rows follow each other in the step.
+    seq_lens
+        Keys of each row; 0 for padded rows.
+    first_elements
+        First element of each row's tree matrix that is about drafts.
     """
     row = tl.arange(0, ROWS)
     is_real = row < num_rows
@@ -226,9 +236,9 @@ def _load_rows(
     is_legal &= (given_lens > 0) & (given_lens <= longest)
     if MASK != "non_causal":
         is_legal &= given_lens >= given_query_lens
-    first_elements = starts.to(tl.int64)  # of no use without a flat mask
+    first_elements = starts.to(tl.int64)  # unused without a flat mask
     if MASK == "tree:qlen" or MASK == "tree:full":
-        ascends = given_ends > given_starts  # a difference past int32 may wrap to either sign
+        ascends = given_ends > given_starts  # a difference that overflows int32 has any sign
         lines = tl.where(ascends, tl.maximum(given_query_lens, 0), 0).to(tl.int64)
         columns = lines if MASK == "tree:qlen" else tl.maximum(given_lens, 0)
         elements = tl.where(is_real, tl.minimum(lines * columns, _MOST_ELEMENTS), 0)
@@ -252,30 +262,30 @@ def schedule_kernel(
     lengths: Lengths,
     requests: Requests,
     rows: Rows,  # out
-    table_ptr,  # out int32 [B, width]
+    table_ptr,  # out int32 [B, width]; written only with a request map
     num_rows,
     num_tokens,
     num_heads,
     block_size,
     width,
-    fill,
-    longest,  # tokens of a row, at most: what the model, the block table and the map allow
-    num_requests,  # of the request map; -1 without one
+    fill,  # table entry past the keys of a row
+    longest,  # most tokens that the model, the block table and the map allow in a row
+    num_requests,  # lines of the request map; -1 without a request map
     max_draft_tokens,
-    mask_elements: tl.int64,  # of a flat mask
+    mask_elements: tl.int64,  # elements of a flat mask
     MASK: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
-    LANE_STEPS: tl.constexpr,  # doublings of one lane, at most
-    PROGRAMS: tl.constexpr,  # of the attend kernel
-    MIN_UNITS: tl.constexpr,
-    OVERHEAD: tl.constexpr,  # key tiles that beginning a group is worth
-    SLACK: tl.constexpr,  # 32nds by which parts may be longer, so that rows are cut alike
-    SPLIT_TILES: tl.constexpr,
-    ROW_SHARE: tl.constexpr,
-    FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
+    LANE_STEPS: tl.constexpr,  # there are at most 2 ** LANE_STEPS lanes
+    PROGRAMS: tl.constexpr,  # programs of the attend kernel
+    MIN_UNITS: tl.constexpr,  # fewest units of a part, and fewest key tiles of a split
+    OVERHEAD: tl.constexpr,  # key tiles that take the time of starting a group
+    SLACK: tl.constexpr,  # 32nds by which parts may be longer so that equal rows are cut equally
+    SPLIT_TILES: tl.constexpr,  # see ``_cut_rows``
+    ROW_SHARE: tl.constexpr,  # see ``_cut_rows``
+    FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the splits follow the grid's ranges
     ROWS: tl.constexpr,  # power of two >= B + 2
-    ENTRIES: tl.constexpr,  # table entries of one program
+    ENTRIES: tl.constexpr,  # table entries of a program
 ):
     if tl.program_id(0) > 0:
         _build_table(
@@ -303,7 +313,7 @@ def schedule_kernel(
         )
         has_units = (groups > 0) & (key_tiles > 0)
         longest = tl.max(tl.where(has_units, split_tiles, 0)).to(tl.int64)
-        # Pieces of rows that are as long are no shorter than their splits.
+        # The pieces of rows of equal length are at least as long as their splits.
         lacking = tl.max(tl.where(has_units, splits * split_tiles - key_tiles, 0)).to(tl.int64)
         padding = tl.where(is_even, tl.where(length < longest, lacking, overhead), 0)
         overhead = tl.where(is_even, 0, overhead)
@@ -345,7 +355,10 @@ def schedule_kernel(
 def _tree_bits(
     lines, token, index, column, inside, start, columns, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Return 0 or 1 for (token, draft node) pairs in any spelling, int32 [TOKENS, 32]."""
+    """Return 1 where a token sees a draft node, otherwise 0; int32 [TOKENS, 32].
+
+    MASK specifies the layout of the mask.
+    """
     if MASK == "tree:packed":
         at = lines.ptr + (token.to(tl.int64) * lines.stride_line)[:, None]
         at += (column // 8)[None, :] * lines.stride_element
@@ -364,7 +377,7 @@ def _describe_parts(
     part, programs, work, joins_ptr, num_rows, num_heads, TILE_M: tl.constexpr,
     TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Find where parts begin, which programs work on them, and what their beginnings cut."""
+    """Store the shares of the programs of a part, and the join record of the cut before it."""
     length = tl.load(work.cut_ptr + CUT_PART_UNITS)
     total = tl.load(work.cut_ptr + CUT_UNITS)
     unit = part * length
@@ -395,9 +408,9 @@ def _describe_parts(
 
 @triton.jit
 def _split_at(unit, work, num_rows, TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr):
-    """Return where a part ends that is cut at `unit`, where the next begins, and in which row.
+    """Return the end of the part before a cut at `unit`, the start of the next part, and its row.
 
-    Those differ where the cut falls on what counts beside key tiles.
+    The end and the start differ if the cut is in units of overhead or padding.
     """
     total = tl.load(work.cut_ptr + CUT_UNITS)
     row = count_at_most(work.unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
@@ -413,10 +426,10 @@ def _describe_parts_of_splits(
     part, programs, work, num_rows, TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr,
     SEARCH_STEPS: tl.constexpr, FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Find where parts begin and end, which programs work on them, and who begins their last split.
+    """Store the shares of the programs of a part, with FIXED_SPLITS, and clear their state flags.
 
-    Parts lie in the grid in reverse: a program waits for the one that begins its last split, and
-    programs that come earlier are the first to be started.
+    The parts are in the grid in reverse order. A program waits for the program that starts its last
+    split, and the device starts programs with lower numbers first.
     """
     length = tl.load(work.cut_ptr + CUT_PART_UNITS)
     total = tl.load(work.cut_ptr + CUT_UNITS)
@@ -447,9 +460,10 @@ def _describe_splits(
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Share out the query tiles that have several splits among all records of `joins_ptr`.
+    """Store a join record for a query tile that has several splits.
 
-    There may be far fewer of them than records, whose programs would then do nothing.
+    The records are distributed among all these query tiles, because there may be far fewer query
+    tiles than records, and the programs of records without a query tile have no work.
     """
     to_join = tl.load(join_starts_ptr + num_rows + 1)
     divisor = tl.maximum(to_join, 1)
@@ -469,7 +483,7 @@ def _describe_splits(
 def _store_join(
     joins_ptr, join, first, count, row, group, group_m, share, shares, work, num_heads, inside
 ):
-    """Store what ``combine.py`` reads of a join."""
+    """Store a join record, which ``combine.py`` reads, if `inside`."""
     start = tl.load(work.token_starts_ptr + row)
     pairs = (tl.load(work.token_starts_ptr + row + 1) - start) * num_heads
     join_ptr = joins_ptr + join * JOIN_WORDS
@@ -486,19 +500,19 @@ def _store_join(
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "programs", "joins",
                                "stride_table_row"])  # fmt: skip
 def token_kernel(
-    work: Work,  # out: its shares and tree words
+    work: Work,  # out: the shares and the tree words
     mask_starts_ptr,  # as in ``Rows``
-    join_starts_ptr,  # as in ``Rows``, read with FIXED_SPLITS
+    join_starts_ptr,  # as in ``Rows``; read with FIXED_SPLITS
     block_table_ptr,  # int32 [B, M]
     stride_table_row,
     stride_table_col,
     mask: MaskLines,
     tokens: Tokens,  # out
-    joins_ptr,  # out int32 [joins, 8], see ``combine.py``
+    joins_ptr,  # out int32 [joins, JOIN_WORDS], see ``schedule.py``
     num_rows,
     num_tokens,
-    programs,  # of the attend kernel: it has at most so many parts
-    joins,  # records of `joins_ptr` to fill
+    programs,  # programs of the attend kernel; it has at most this many parts
+    joins,  # number of join records
     num_heads,
     block_size,
     MASK: tl.constexpr,
@@ -531,8 +545,9 @@ def token_kernel(
     query_len = tl.load(work.token_starts_ptr + row + 1) - start
     seq_len = tl.load(work.row_lens_ptr + row)
     index = token - start
-    present = (token < num_tokens) & (seq_len > 0) & (index >= 0)  # none in front of the first row
-    key = seq_len - query_len + index  # where the token lies in its row: S-3, "index"
+    # `index` is negative for tokens before the first row.
+    present = (token < num_tokens) & (seq_len > 0) & (index >= 0)
+    key = seq_len - query_len + index  # index of the token among the keys of its row (S-3)
 
     depth = index
     if TREE_WORDS > 0:
@@ -552,8 +567,8 @@ def token_kernel(
             tl.store(work.tree_words_ptr + at, packed, mask=token < num_tokens)
         depth = ancestors - 1
 
-    # In front of the first position are queries of a row with fewer keys than queries, which is
-    # not causal; and nodes that do not see themselves, which no tree has.
+    # The difference is negative for queries of non-causal rows with fewer keys than queries, and
+    # for nodes that do not see themselves, which no valid tree has.
     position = tl.where(present, tl.maximum(seq_len - query_len + depth, 0), 0)
     entry = row.to(tl.int64) * stride_table_row
     entry += (key // block_size).to(tl.int64) * stride_table_col

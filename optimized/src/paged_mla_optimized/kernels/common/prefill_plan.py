@@ -1,13 +1,18 @@
-"""Which query tile comes when in a prefill: the longest first, in groups of heads that fit in L2.
+"""Order the query tiles of a prefill: longest first, in groups of heads whose keys fit in L2.
 
-A *query tile* is TILE_M tokens of one row. `prefill_plan_kernel` writes one record for each, sorted
-by the blocks of keys it sees, and an attend kernel works on each once for every head. An *item* is
-one tile of one head. Items are counted group of heads by group of heads, then tile by tile, so that
-keys and values of a group stay in L2 while all its tiles read them, and short tiles fill the gaps
-that long ones leave. All groups have as many heads, since a last group of fewer would leave
-programs without work at its end.
+A *query tile* is TILE_M tokens of one row. ``prefill_plan_kernel`` writes one record for each tile,
+sorted by the number of key blocks that the tile sees. An *item* is one tile of one head. Items are
+counted by group of heads and then by tile, with the heads of the group innermost. So the keys and
+values of a group stay in L2 while all its tiles read them, and short tiles fill the gaps that long
+tiles leave. All groups have the same number of heads: a smaller last group would leave programs
+without work at its end.
 
-No tile is cut over its keys, and each belongs to one row: no row's bits depend on another row.
+No tile is cut over its keys, and each tile belongs to one row. So the bits of a row's output depend
+on no other row (S-20).
+
+Each program of the grid writes the records of TILES tiles, and program 0 also writes the work
+record. No program depends on another. With OVERLAP the attend kernel starts while this kernel runs,
+and waits for its end before it reads the records.
 """
 
 import triton
@@ -16,30 +21,30 @@ import triton.language as tl
 from paged_mla_optimized.kernels.common.optimization_barrier import opaque
 from paged_mla_optimized.kernels.common.schedule import running_maximum
 
-BLOCK_N = tl.constexpr(128)  # keys of a block, in which tiles are compared
-_MOST_KEYS = tl.constexpr(2**30)  # of all rows: sums of two such numbers are within int32
+BLOCK_N = tl.constexpr(128)  # keys of a block; the order of tiles counts blocks
+_MOST_KEYS = tl.constexpr(2**30)  # keys of all rows: the sum of two such numbers fits in int32
 
-# Words of a query tile.
-TILE_WORDS = tl.constexpr(8)  # those past the last named one hold nothing
+# Words of the record of a query tile, see ``load_tile``.
+TILE_WORDS = tl.constexpr(8)  # the words after the last named one are unused
 _TILE_TOKEN = tl.constexpr(0)
 _TILE_COUNT = tl.constexpr(1)
 _TILE_KEY_START = tl.constexpr(2)
 _TILE_CONTEXT = tl.constexpr(3)
 _TILE_KEY_LEN = tl.constexpr(4)
 
-# Words of the work of a step.
+# Words of the work record of a step.
 WORK_WORDS = tl.constexpr(4)
 _TILES = tl.constexpr(0)
 _GROUP_HEADS = tl.constexpr(1)
-CLAIMED = tl.constexpr(2)  # items, beyond the first of each program
-STOPPED = tl.constexpr(3)  # programs that found no more items
+CLAIMED = tl.constexpr(2)  # items that programs have claimed, after the first item of each
+STOPPED = tl.constexpr(3)  # programs that have found no more items
 
 
 @triton.jit
 def _load_starts(cu_seqlens_q_ptr, stride_cu_q, row, num_rows, num_tokens):
-    """Load where rows begin, between 0 and `num_tokens`; the first begins at 0, whatever it says.
+    """Load the first token of each row, limited to 0 to `num_tokens`; 0 for the first row.
 
-    What does not begin at or after the end of all rows before it is no start, see `_load_rows`.
+    A row that starts before the end of an earlier row is not legal; ``_load_rows`` checks this.
     """
     is_inside = (row > 0) & (row <= num_rows)
     given = tl.load(cu_seqlens_q_ptr + row * stride_cu_q, mask=is_inside, other=num_tokens)
@@ -51,13 +56,13 @@ def _load_rows(
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, stride_cu_q, stride_cu_k, row, start, num_rows, num_tokens,
     CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """Return of rows the first token, how many there are, the first key, and how many there are.
+    """Return the first token, number of tokens, first key and number of keys of rows.
 
-    `start` is the largest of what `_load_starts` returns for a row and for those before it.
+    `start` is the maximum of the results of ``_load_starts`` for a row and for all rows before it.
 
     Row `num_rows` is padding: it has the tokens past the last row, and no keys. Tokens at or past
-    `num_tokens` are cut off; of causal rows their own keys are too, which no other token sees. A
-    row whose prefix sums do not ascend from 0 has no keys either.
+    `num_tokens` are dropped; in causal rows their own keys are dropped too, which no other token
+    sees. A row whose prefix sums do not ascend from 0 has no keys.
     """
     is_row = row < num_rows
     at = cu_seqlens_q_ptr + row * stride_cu_q
@@ -73,7 +78,8 @@ def _load_rows(
     key_len = tl.where(is_legal, key_end - key_start, 0)
     if CAUSAL:
         cut_off = tl.where(is_legal & is_row, (given_end - given_start) - (end - start), 0)
-        # Negated in the sums above, it would stand where ``sass.py`` looks for a sign that is lost.
+        # Without ``opaque`` the compiler negates `cut_off` in the sums above, in the form in which
+        # ``sass.py`` looks for a sign that ptxas loses.
         key_len = tl.maximum(key_len - opaque(cut_off), 0)
     return start, end - start, key_start, key_len
 
@@ -82,7 +88,7 @@ def _load_rows(
 def _tiles_above(blocks, query_lens, key_lens, CAUSAL: tl.constexpr, TILE_M: tl.constexpr):
     """Return how many tiles of each row see more than `blocks` blocks; each sees at least one.
 
-    Later tiles of a row see more: the count is that of the tiles behind the first that does.
+    Later tiles of a row see at least as many blocks as earlier ones, so these are the last tiles.
     """
     tiles = tl.cdiv(query_lens, TILE_M)
     keys = blocks * BLOCK_N
@@ -98,9 +104,10 @@ def _tiles_above(blocks, query_lens, key_lens, CAUSAL: tl.constexpr, TILE_M: tl.
 def _heads_of_group(
     num_tiles, num_keys, num_heads, num_programs, L2_KEYS: tl.constexpr, HEADS: tl.constexpr
 ):
-    """Return the heads of a group: as many as fit in L2, or as it takes to give all programs work.
+    """Return the number of heads of a group.
 
-    The largest divisor of H that is no more than that.
+    The limit is the number of heads whose keys fit in L2, or the number that gives all programs
+    work, if this is larger. The result is the largest divisor of H up to this limit.
     """
     most = tl.maximum(L2_KEYS // tl.maximum(num_keys, 1), num_programs // tl.maximum(num_tiles, 1))
     heads = 1 + tl.arange(0, HEADS)
@@ -118,17 +125,19 @@ def prefill_plan_kernel(
     num_rows,
     num_tokens,
     num_heads,
-    num_programs,  # of the attend kernel that run at a time
+    num_programs,  # programs of the attend kernel that run at the same time
     CAUSAL: tl.constexpr,
     WRITES_EMPTY: tl.constexpr,  # rows without keys, and padding, have tiles too
     TILE_M: tl.constexpr,
-    L2_KEYS: tl.constexpr,  # of one head, with their values, that fit in L2
+    L2_KEYS: tl.constexpr,  # keys of one head that fit in L2 together with their values
     HEADS: tl.constexpr,  # power of two >= H
     ROWS: tl.constexpr,  # power of two > B
-    TILES: tl.constexpr,  # tiles of one program
-    OVERLAP: tl.constexpr,  # the attend kernel may be launched while this one still runs
+    TILES: tl.constexpr,  # tiles of a program
+    OVERLAP: tl.constexpr,  # the attend kernel may start while this kernel still runs
 ):
-    if OVERLAP:  # it waits for the end of this one, which was launched after all before had ended
+    if OVERLAP:
+        # The attend kernel waits for the end of this kernel, which starts after all earlier
+        # kernels have ended.
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.arange(0, ROWS)
     given_starts = _load_starts(cu_seqlens_q_ptr, stride_cu_q, row, num_rows, num_tokens)
@@ -160,7 +169,8 @@ def prefill_plan_kernel(
         seen = key_len - query_len + last
     blocks = tl.maximum(tl.cdiv(seen, BLOCK_N), 1)
 
-    # Before a tile come those that see more, and of those that see as much the ones in front.
+    # The tiles before a tile are those that see more blocks, and the earlier ones of those that see
+    # the same number.
     above = _tiles_above(blocks[:, None], query_lens, key_lens, CAUSAL, TILE_M)
     no_fewer = _tiles_above(blocks[:, None] - 1, query_lens, key_lens, CAUSAL, TILE_M)
     in_front = above + tl.where(row[None, :] < owner[:, None], no_fewer - above, 0)
@@ -185,13 +195,13 @@ def prefill_plan_kernel(
 
 @triton.jit
 def load_work(work_ptr):
-    """Return how many query tiles there are, and how many heads a group has."""
+    """Return the number of query tiles, and the number of heads of a group."""
     return tl.load(work_ptr + _TILES), tl.load(work_ptr + _GROUP_HEADS)
 
 
 @triton.jit
 def find_item(num_tiles, group_heads, item, num_heads):
-    """Return tile and head of an item; (-1, 0) where there are no more."""
+    """Return tile and head of an item; (-1, 0) for an item past the last one."""
     of_group = tl.maximum(num_tiles * group_heads, 1)
     group = item // of_group
     within = item - group * of_group
@@ -203,15 +213,18 @@ def find_item(num_tiles, group_heads, item, num_heads):
 
 @triton.jit
 def load_tile(tiles_ptr, tile, num_keys):
-    """Return what a query tile is; zeros where `tile` is negative.
+    """Return the record of a query tile; zeros if `tile` is negative.
 
-    A row that goes on past `num_keys`, of the tensors of keys, has none.
+    `num_keys` is the length of the tensors of keys. A row whose keys extend past it has no keys.
 
     Returns
     -------
-    token, count : its first token, and how many it has, at least one
-    key_start, key_len : the keys of its row
-    context : keys in front of its first token's own; negative where tokens come before all keys
+    token, count
+        First token of the tile, and its number of tokens, at least one.
+    key_start, key_len
+        First key of the row, and its number of keys.
+    context
+        Keys before the first token's own key; negative if tokens come before all keys.
     """
     at = tiles_ptr + tile * TILE_WORDS
     exists = tile >= 0

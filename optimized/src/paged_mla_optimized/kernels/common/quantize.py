@@ -1,4 +1,11 @@
-"""Queries as e4m3 codes with a scale each, for kernels that multiply them in FP8 (rule S-11)."""
+"""Quantize queries to e4m3 codes with one scale each, for FP8 products (rule S-11).
+
+A query is the R + P components of one pair of token and head. The kernel rotates the last P
+components first if ROPE is not "none" (rule S-12). Each program of the grid quantizes PAIRS pairs.
+
+With OVERLAP the programs wait for the end of the kernel before this one, and then permit the attend
+kernel to start. The attend kernel waits for the end of this kernel before it reads the codes.
+"""
 
 import triton
 import triton.language as tl
@@ -15,7 +22,7 @@ from paged_mla_optimized.kernels.common.scales import (
 
 @triton.jit
 def _codes(x, scale, BOUNDED: tl.constexpr, NATIVE: tl.constexpr):
-    """Return the codes of lines; what is infinite is not the largest number, but none."""
+    """Return the codes of `x` / `scale`; infinities become NaN, not the largest number."""
     ratio = quotient(x, scale, NATIVE, BOUNDED)
     if not BOUNDED:
         ratio = tl.where(tl.abs(x.to(tl.float32)) < float("inf"), ratio, float("nan"))
@@ -28,10 +35,10 @@ def quantize_kernel(
     q_pe_ptr,  # [T, H, P]
     codes_ptr,  # out uint8 [T, H, R + P], dense
     q_scale_ptr,  # out float32 [T, H], dense
-    given_scale_ptr,  # float32 [], read where IS_GIVEN
-    positions_ptr,  # int64 [T], 0 for padding; read with a ROPE
-    cos_ptr,
-    sin_ptr,
+    given_scale_ptr,  # float32 []; read if IS_GIVEN
+    positions_ptr,  # int64 [T], 0 for padding; read if ROPE is not "none"
+    cos_ptr,  # [max_model_len, P / 2]
+    sin_ptr,  # [max_model_len, P / 2]
     stride_q_nope_token,
     stride_q_nope_head,
     stride_q_pe_token,
@@ -40,13 +47,13 @@ def quantize_kernel(
     num_heads,
     R: tl.constexpr,
     P: tl.constexpr,
-    ROPE: tl.constexpr,
-    IS_GIVEN: tl.constexpr,  # one scale divides all queries; else each takes one from its data
-    PAIRS: tl.constexpr,
+    ROPE: tl.constexpr,  # "none", "interleaved" or "neox"
+    IS_GIVEN: tl.constexpr,  # all queries have the given scale; otherwise each has its own scale
+    PAIRS: tl.constexpr,  # pairs of a program
     NATIVE: tl.constexpr,
-    OVERLAP: tl.constexpr,  # launched while the kernel before still runs
+    OVERLAP: tl.constexpr,  # this kernel starts while the kernel before it still runs
 ):
-    if OVERLAP:  # the attend kernel may read keys at once, see ``rope.py``
+    if OVERLAP:  # the attend kernel may then read keys at once, see ``rotate_kernel``
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
@@ -57,7 +64,7 @@ def quantize_kernel(
     column = tl.arange(0, R)[None, :]
     at = q_nope_ptr + token * stride_q_nope_token + head * stride_q_nope_head
     at_pe = q_pe_ptr + token * stride_q_pe_token + head * stride_q_pe_head
-    position = token  # of no use without a rope
+    position = token  # unused without a rope
     if ROPE != "none":
         position = tl.load(positions_ptr + token, mask=live)
     nope = tl.load(at[:, None] + column, mask=mask, other=0.0)

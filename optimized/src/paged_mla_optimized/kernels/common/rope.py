@@ -1,4 +1,8 @@
-"""Rotation of the last axis by a position's angles (rule S-12)."""
+"""Rotate rows by the angles of their positions (rule S-12).
+
+``rotate_kernel`` rotates the queries for kernels that do not rotate them. Each program rotates
+PAIRS pairs of token and head. The append kernels use the functions to rotate keys.
+"""
 
 import triton
 import triton.language as tl
@@ -9,20 +13,22 @@ def load_halves(
     source_ptr,  # pointers to the rows, [ROWS]
     position,  # int64 [ROWS]
     live,  # bool [ROWS]
-    cos_ptr,  # [max_model_len, P / 2], wider than the rows
-    sin_ptr,
+    cos_ptr,  # [max_model_len, P / 2], of a wider type than the rows
+    sin_ptr,  # [max_model_len, P / 2], of the same type
     P: tl.constexpr,
     ROPE: tl.constexpr,  # "none", "interleaved" or "neox"
 ):
-    """Load rows [ROWS, P], rotated in the type of the tables and rounded to their own.
+    """Load rows [ROWS, P] and rotate them if ROPE is not "none".
 
-    Returned are the two halves that :func:`store_halves` takes, each [ROWS, P / 2]: interleaved
-    the even elements and the odd ones, otherwise the first and the last.
+    The function rotates in the type of the tables, and rounds the results to the type of the rows.
+    It returns the two halves that :func:`store_halves` takes, each [ROWS, P / 2]. With
+    "interleaved" these are the even and the odd elements; otherwise the first and the last
+    elements. The elements of rows that are not live are undefined.
     """
     pair = tl.arange(0, P // 2)[None, :]
     column = tl.arange(0, P)[None, :]
     mask = live[:, None]
-    if ROPE == "interleaved":  # whole rows, so that a thread's elements lie side by side
+    if ROPE == "interleaved":  # whole rows, so that the elements of a thread are contiguous
         rows = tl.load(source_ptr[:, None] + column, mask=mask)
         first, second = tl.split(tl.reshape(rows, [rows.shape[0], P // 2, 2]))
     else:
@@ -42,7 +48,7 @@ def load_halves(
 
 @triton.jit
 def store_halves(target_ptr, first, second, live, P: tl.constexpr, ROPE: tl.constexpr):
-    """Store rows [ROWS, P], given by their halves, at pointers [ROWS]."""
+    """Store live rows [ROWS, P] at pointers [ROWS], from the halves of :func:`load_halves`."""
     mask = live[:, None]
     if ROPE == "interleaved":
         rows = tl.interleave(first, second)
@@ -57,7 +63,7 @@ def store_halves(target_ptr, first, second, live, P: tl.constexpr, ROPE: tl.cons
 def copy_rotated(
     source_ptr, target_ptr, position, live, cos_ptr, sin_ptr, P: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
-    """Copy rows [ROWS, P] from pointers to pointers, rotated."""
+    """Load rows [ROWS, P] from pointers [ROWS], rotate them, and store them at other pointers."""
     first, second = load_halves(source_ptr, position, live, cos_ptr, sin_ptr, P, ROPE)
     store_halves(target_ptr, first, second, live, P, ROPE)
 
@@ -67,21 +73,22 @@ def rotate_kernel(
     q_pe_ptr,  # [T, H, P]
     rotated_ptr,  # out [T, H, P], dense
     positions_ptr,  # int64 [T], 0 for padding
-    cos_ptr,
-    sin_ptr,
+    cos_ptr,  # [max_model_len, P / 2]
+    sin_ptr,  # [max_model_len, P / 2]
     stride_q_pe_token,
     stride_q_pe_head,
     num_pairs,  # T * H
     num_heads,
     P: tl.constexpr,
     ROPE: tl.constexpr,
-    PAIRS: tl.constexpr,
-    OVERLAP: tl.constexpr,  # launched while the kernel before still runs
+    PAIRS: tl.constexpr,  # pairs of a program
+    OVERLAP: tl.constexpr,  # this kernel starts while the kernel before it still runs
 ):
     if OVERLAP:
-        # The kernel behind begins once every program here has waited for the kernel before: all
-        # that was launched earlier has ended by then, so keys may be read at once. What is
-        # written below has to be waited for; nothing reads that buffer any more.
+        # The next kernel starts after each program here has waited for the kernel before. All
+        # earlier launches have ended by then, so the next kernel may read keys at once. It must
+        # wait for this kernel before it reads the rotated queries. No earlier kernel still reads
+        # the buffer that this kernel writes.
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)

@@ -1,26 +1,29 @@
-"""Index arithmetic that the plan, attend and combine kernels must agree on.
+"""Index arithmetic that the plan, attend and combine kernels share.
 
-``docs/schedule.md`` works one step by hand.
+``docs/schedule.md`` works through one step by hand.
 
-Work is counted in *units*. One unit is one key tile of one *group* of query tiles; beginning a
-group takes time too, which counts as `overhead` units in front of its key tiles. A row has
-``groups * (overhead + key_tiles)`` units, the groups of a row follow each other, and so do the
-rows. Rows without keys, and padding, have no units, so that they change nothing for the others
-(S-17).
+Work is counted in *units*. One unit is one key tile of one *group* of query tiles. Starting a group
+also takes time, which counts as `overhead` units before the group's key tiles. A row has
+``groups * (overhead + key_tiles)`` units. The groups of a row follow each other, and the rows
+follow each other. Rows without keys, and padding, have no units, so they change nothing for the
+other rows (S-17).
 
-The units of a step are cut into equal ranges, one for each *part* of the grid, whose programs are
-its *lanes*: each takes one query tile of the part's groups. The plan chooses for each step, and
-leaves in ``cut``: units of a part, lanes, all units, overhead. What that means for a program it
-leaves in ``shares``.
+The plan cuts the units of a step into equal ranges, one for each *part* of the grid. The programs
+of a part are its *lanes*: each works on one query tile of the part's groups. For each step the plan
+stores in ``cut``: the units of a part, the lanes, the units of all rows, and the overhead. For each
+program it stores in ``shares`` the work range that follows from the cuts.
 
-With FIXED_SPLITS every query tile of a row is made of *splits*, whose length depends on that row's
-lengths alone, and each split is a sum of its own (S-20). Overhead lies in front of each, and behind
-a group *padding*, which makes rows that are as long fit the parts. ``cut`` holds: units of a part,
-lanes, all units, padding, overhead, and the key tiles of each row's splits. A split that a cut goes
-through is still one sum, taken from its last key tile to its first: the part behind the cut begins
-it, as the first of what it does, and leaves its *state*; the part before the cut goes on with that,
-as the last of what it does. No part is shorter than a split, so that a state is there before it is
-needed if all begin together, and each split is cut once at most.
+With FIXED_SPLITS every query tile of a row consists of *splits*. The length of a split depends on
+the lengths of its row alone, and each split has its own sums (S-20). Each split has overhead before
+it. A group has *padding* after it, so that rows of equal length fit the parts. ``cut`` contains the
+units of a part, the lanes, the units of all rows, the padding, the overhead, and the key tiles of
+each row's splits.
+
+A cut may go through a split. The split still has one sum, which runs from its last key tile to its
+first. The part after the cut starts the split as the first of its work, and stores its *state*. The
+part before the cut continues from this state as the last of its work. No part is shorter than a
+split. So each split is cut at most once, and a state is ready before it is needed if all programs
+start together.
 """
 
 from typing import NamedTuple
@@ -29,31 +32,32 @@ import triton
 import triton.language as tl
 
 VARYING = ("stride_table_row", "stride_lse_token", "stride_lse_head", "num_blocks")
-"""Arguments of attend kernels that Triton does not specialise on.
+"""Arguments of attend kernels that Triton does not specialize on.
 
-They vary from step to step, or with how an engine slices its buffers.
+Their values change from step to step, or with the slices that an engine takes of its buffers.
 """
 
 
 class Work(NamedTuple):
-    """What the plan of a step leaves for its kernels."""
+    """The buffers that the plan of a step writes for the attend kernel."""
 
-    unit_starts_ptr: tl.tensor  # int64 [B + 2]: of rows
-    cut_ptr: tl.tensor  # int64
-    shares_ptr: tl.tensor  # int64 [programs, 4], with FIXED_SPLITS [programs, 8]
-    token_starts_ptr: tl.tensor  # int32 [B + 2]: of rows
-    row_lens_ptr: tl.tensor  # int32 [B + 1]
-    tree_words_ptr: tl.tensor  # int32 [T, TREE_WORDS]: which drafts each token sees
+    unit_starts_ptr: tl.tensor  # int64 [B + 2]: first unit of each row
+    cut_ptr: tl.tensor  # int64 [4], with FIXED_SPLITS [5 + B + 1]: words CUT_...
+    shares_ptr: tl.tensor  # int64 [programs, 4], with FIXED_SPLITS [programs, 8]: words SHARE_...
+    token_starts_ptr: tl.tensor  # int32 [B + 2]: first token of each row
+    row_lens_ptr: tl.tensor  # int32 [B + 1]: keys of each row
+    tree_words_ptr: tl.tensor  # int32 [T, TREE_WORDS]: bit mask of the drafts that each token sees
 
 
 @triton.jit
 def _larger(one, other):
+    """Return the larger of two numbers."""
     return tl.maximum(one, other)
 
 
 @triton.jit
 def running_maximum(x):
-    """Return for each element of a line the largest of it and of those before it."""
+    """Return, for each element of `x`, the maximum of it and of all elements before it."""
     return tl.associative_scan(x, 0, _larger)
 
 
@@ -74,11 +78,11 @@ def count_at_most(ascending_ptr, length, value, SEARCH_STEPS: tl.constexpr):
 
 @triton.jit
 def place_of_part(part, parts, used):
-    """Return where a part lies in a grid of `parts`, the first `used` of which have work.
+    """Return the place of a part in a grid of `parts` parts, if the first `used` parts have work.
 
-    Those without lie evenly among them. Programs that follow each other run in one half of the
-    device, and each half has its own way to memory: were the last four of 132 programs without
-    work, 62 would read through one half and 66 through the other.
+    The parts without work are distributed evenly among the others. Neighboring programs run in the
+    same half of the device, and each half has its own path to memory. If the last four of 132
+    programs had no work, 62 programs would read through one half and 66 through the other.
     """
     idle = parts - used
     of_idle = tl.cdiv((part - used + 1) * parts, tl.maximum(idle, 1)) - 1
@@ -86,55 +90,55 @@ def place_of_part(part, parts, used):
     return tl.where(part < parts, place, part)
 
 
-# Words of ``cut``. With FIXED_SPLITS those past the first three are others.
+# Words of ``cut``. The first three are the same with and without FIXED_SPLITS.
 
 CUT_PART_UNITS = tl.constexpr(0)
 CUT_LANES = tl.constexpr(1)
-CUT_UNITS = tl.constexpr(2)  # of all rows
-CUT_GROUP_OVERHEAD = tl.constexpr(3)
-CUT_PADDING = tl.constexpr(3)  # of a group
+CUT_UNITS = tl.constexpr(2)  # units of all rows
+CUT_GROUP_OVERHEAD = tl.constexpr(3)  # without FIXED_SPLITS
+CUT_PADDING = tl.constexpr(3)  # padding of a group; this word and the next ones: FIXED_SPLITS
 CUT_SPLIT_OVERHEAD = tl.constexpr(4)
 CUT_SPLIT_TILES = tl.constexpr(5)  # key tiles of a split of the first row; other rows follow
 
 
-# Words of the share of a program. With FIXED_SPLITS the fourth is another, and states follow.
+# Words of the share of a program. The first three are the same with and without FIXED_SPLITS.
 
-SHARE_UNIT = tl.constexpr(0)  # the first
+SHARE_UNIT = tl.constexpr(0)  # first unit
 SHARE_END = tl.constexpr(1)  # first unit past the share
-SHARE_ROW = tl.constexpr(2)  # of the first unit
-SHARE_PARTIAL = tl.constexpr(3)  # first partial query tile of the program
-SHARE_SOURCE = tl.constexpr(3)  # program that begins the share's last split
-SHARE_STATES = tl.constexpr(4)  # whether the first role has left its state; other roles follow
+SHARE_ROW = tl.constexpr(2)  # row of the first unit
+SHARE_PARTIAL = tl.constexpr(3)  # without FIXED_SPLITS: first partial query tile of the program
+SHARE_SOURCE = tl.constexpr(3)  # with FIXED_SPLITS: program that starts the share's last split
+SHARE_STATES = tl.constexpr(4)  # 1 if the first role has stored its state; other roles follow
 
 
 @triton.constexpr_function
 def words_of_share(has_fixed_splits):
-    """Return how many words the share of a program has: with FIXED_SPLITS those of states too."""
+    """Return how many words the share of a program has: 8 with FIXED_SPLITS, otherwise 4."""
     return 8 if has_fixed_splits else 4
 
 
 @triton.jit
 def share_of(work, program, FIXED_SPLITS: tl.constexpr):
-    """Return where the words of a program's share lie."""
+    """Return the pointer to the words of a program's share."""
     return work.shares_ptr + program * words_of_share(FIXED_SPLITS > 0)
 
 
-# Words of a join, which says what a program of ``combine.py`` adds up.
+# Words of a join record, which describes the work of programs of ``combine.py``.
 
 JOIN_WORDS = tl.constexpr(8)
-JOIN_FIRST = tl.constexpr(0)  # part or split that left the first partial
-JOIN_COUNT = tl.constexpr(1)  # of partials; 0: there is nothing to join
+JOIN_FIRST = tl.constexpr(0)  # first part with a partial; with FIXED_SPLITS the first partial
+JOIN_COUNT = tl.constexpr(1)  # number of partials; 0: this record joins nothing
 JOIN_START = tl.constexpr(2)  # first token of the row
-JOIN_FIRST_PAIR = tl.constexpr(3)  # of the row's pairs
+JOIN_FIRST_PAIR = tl.constexpr(3)  # first pair, counted in the row
 JOIN_ALIVE = tl.constexpr(4)  # pairs that exist
-JOIN_SHARE = tl.constexpr(5)  # which of the shares of the work is this join's
-JOIN_SHARES = tl.constexpr(6)
-JOIN_ROOM = tl.constexpr(7)  # pairs that a partial has room for
+JOIN_SHARE = tl.constexpr(5)  # number of this record among those of the same group
+JOIN_SHARES = tl.constexpr(6)  # number of records of the same group
+JOIN_ROOM = tl.constexpr(7)  # pairs that a partial has space for
 
 
 @triton.jit
 def share_of_program(work, FIXED_SPLITS: tl.constexpr):
-    """Return the units ``[unit, end)`` of this program, and the row of the first."""
+    """Return the units ``[unit, end)`` of this program, and the row of the first unit."""
     share_ptr = share_of(work, tl.program_id(0), FIXED_SPLITS)
     unit, end = tl.load(share_ptr + SHARE_UNIT), tl.load(share_ptr + SHARE_END)
     return unit, end, tl.load(share_ptr + SHARE_ROW).to(tl.int32)
@@ -142,10 +146,10 @@ def share_of_program(work, FIXED_SPLITS: tl.constexpr):
 
 @triton.jit
 def partial_of_program(work, is_head):
-    """Return which partial query tile this program writes.
+    """Return the partial query tile that this program writes for a segment.
 
-    Each program may leave two: of the group that its part begins (`is_head`) and does not end, and
-    of one that began in an earlier part.
+    Each program may write two partials: that of a group that its part starts (`is_head`) and does
+    not finish, and that of a group that an earlier part started.
     """
     tile = tl.load(share_of(work, tl.program_id(0), 0) + SHARE_PARTIAL)
     return tile + tl.where(is_head, lanes_of_group(work), 0)
@@ -159,7 +163,7 @@ def lanes_of_group(work):
 
 @triton.jit
 def row_of_unit(work, row, unit):
-    """Return the row that owns `unit`, which is `row` or one after it."""
+    """Return the row that owns `unit`; it is `row` or a later one."""
     while tl.load(work.unit_starts_ptr + row + 1) <= unit:
         row += 1
     return row
@@ -167,7 +171,7 @@ def row_of_unit(work, row, unit):
 
 @triton.jit
 def group_of_unit(work, row, unit, TILE_N: tl.constexpr):
-    """Return which group of `row` owns `unit`, and the units ``[begin, end)`` of its tiles."""
+    """Return which group of `row` owns `unit`, and the units ``[begin, end)`` of its key tiles."""
     row_begin = tl.load(work.unit_starts_ptr + row)
     key_tiles = tl.maximum(tl.cdiv(tl.load(work.row_lens_ptr + row), TILE_N), 1)
     overhead = tl.load(work.cut_ptr + CUT_GROUP_OVERHEAD).to(tl.int32)
@@ -179,7 +183,7 @@ def group_of_unit(work, row, unit, TILE_N: tl.constexpr):
 
 @triton.jit
 def unit_after(work, stop, group_end):
-    """Return the unit of the next tile after `stop`, past what beginning a group costs."""
+    """Return the unit of the first key tile at or after `stop`, past the overhead of a group."""
     return stop + tl.where(stop == group_end, tl.load(work.cut_ptr + CUT_GROUP_OVERHEAD), 0)
 
 
@@ -188,22 +192,25 @@ def seen_tiles(
     work, row, tile_m, num_heads, origin, begin, end, MASK: tl.constexpr, TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
 ):  # fmt: skip
-    """Return what a query tile sees of the key tiles that units ``[begin, end)`` are (S-4).
+    """Return which key tiles of units ``[begin, end)`` a query tile sees (S-4).
 
     `origin` is the unit of the row's first key tile.
 
     Returns
     -------
     seq_len, context_len
-    tile_begin, tile_end : the tiles that some query sees
-    tile_edge : first tile that some query does not see in full
+        Keys of the row, and keys before its first query token.
+    tile_begin, tile_end
+        The range of key tiles that some query sees.
+    tile_edge
+        First key tile that some query does not see in full.
     """
     seq_len = tl.load(work.row_lens_ptr + row)
     query_len = tl.load(work.token_starts_ptr + row + 1) - tl.load(work.token_starts_ptr + row)
-    context_len = seq_len - query_len  # below 0 in short non-causal rows
+    context_len = seq_len - query_len  # negative in short non-causal rows
     first = tile_m * TILE_M // num_heads
     last = tl.minimum((tile_m * TILE_M + TILE_M - 1) // num_heads, query_len - 1)
-    # Keys [0, common) are seen by every query of the tile, none at or past `reach` by any.
+    # Every query of the tile sees keys [0, common), and no query sees keys at or past `reach`.
     if MASK == "causal":
         common = tl.minimum(context_len + first + 1, seq_len)
         reach = tl.minimum(context_len + last + 1, seq_len)
@@ -214,8 +221,8 @@ def seen_tiles(
         common = context_len
         reach = seq_len
     reach = tl.where(first < query_len, reach, 0)
-    # The difference comes last: of the 32-bit minimum of a difference, ptxas 12.8 makes that of a
-    # sum where both numbers are in uniform registers.
+    # The subtraction comes after the minimum: ptxas 12.8 miscompiles the 32-bit minimum of a
+    # difference to that of a sum if both numbers are in uniform registers.
     end = tl.minimum(end, origin + tl.cdiv(reach, TILE_N))
     tile_begin, tile_end = (begin - origin).to(tl.int32), (end - origin).to(tl.int32)
     return seq_len, context_len, tile_begin, tile_end, common // TILE_N
@@ -223,10 +230,10 @@ def seen_tiles(
 
 @triton.jit
 def visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS: tl.constexpr):
-    """Return the key tile of a segment that comes `visit` - `tile_begin` tiles after its first.
+    """Return the key tile of iteration `visit` of a segment; `visit` starts at `tile_begin`.
 
-    Past the last visit it is some tile of the row. A maximum would do too, but takes what is found
-    from it out of uniform registers.
+    For a `visit` past the last one it is any tile of the row. A maximum would be correct too, but
+    the values that depend on it would not stay in uniform registers.
     """
     if FIXED_SPLITS > 0:
         visit = tl.where(visit < tile_end, tile_begin + tile_end - 1 - visit, 0)
@@ -235,7 +242,17 @@ def visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS: tl.constexpr):
 
 @triton.jit
 def fixed_splits(work, row, TILE_N: tl.constexpr):
-    """Return splits of each query tile of a row, key tiles of each but the last, and of all."""
+    """Return the splits of each query tile of a row, and their lengths.
+
+    Returns
+    -------
+    splits
+        Number of splits of a query tile.
+    length
+        Key tiles of each split except the last one.
+    key_tiles
+        Key tiles of the row, at least 1.
+    """
     length = tl.load(work.cut_ptr + CUT_SPLIT_TILES + row).to(tl.int32)
     key_tiles = tl.maximum(tl.cdiv(tl.load(work.row_lens_ptr + row), TILE_N), 1)
     return tl.cdiv(key_tiles, length), length, key_tiles
@@ -243,13 +260,17 @@ def fixed_splits(work, row, TILE_N: tl.constexpr):
 
 @triton.jit
 def split_of_unit(work, row, unit, TILE_N: tl.constexpr):
-    """Return which split of `row` owns `unit`, what counts beside its key tiles included.
+    """Return which split of `row` owns `unit`.
 
     Returns
     -------
-    group, splits, split : its group, how many splits that has, and which of them it is
-    first_tile : its first key tile
-    before, begin, end, after : units [begin, end) are its key tiles, [before, after) are its own
+    group, splits, split
+        The group of the split, the number of splits of that group, and the number of this split.
+    first_tile
+        First key tile of the split.
+    before, begin, end, after
+        The split owns units [before, after), with overhead and padding. Units [begin, end) are its
+        key tiles.
     """
     splits, length, key_tiles = fixed_splits(work, row, TILE_N)
     padding = tl.load(work.cut_ptr + CUT_PADDING).to(tl.int32)
@@ -270,18 +291,24 @@ def split_of_unit(work, row, unit, TILE_N: tl.constexpr):
 
 @triton.jit
 def fixed_partial(row, tile_m, splits, split, programs, FIXED_SPLITS: tl.constexpr):
-    """Return which partial query tile a split of a row's query tile is kept in, int64.
+    """Return the partial query tile (int64) that stores the result of a split.
 
-    In front of them lie those of states, see ``handover.py``.
+    The first two partial query tiles of each program store its state, see ``split_handoff.py``.
     """
     return (2 * programs + row * FIXED_SPLITS + tile_m * splits + split).to(tl.int64)
 
 
 @triton.jit
 def query_rows(work, row, tile, num_heads, TILE_M: tl.constexpr):
-    """Unfold one query tile of a row into (token, head) pairs.
+    """Return the (token, head) pairs of a query tile of a row.
 
-    Returns token and head int64, index within the row, and which pairs exist; all [TILE_M].
+    Returns
+    -------
+    token, head : int64 [TILE_M]
+    index : [TILE_M]
+        Index of the token in the row.
+    live : bool [TILE_M]
+        Whether the pair exists.
     """
     start = tl.load(work.token_starts_ptr + row)
     query_len = tl.load(work.token_starts_ptr + row + 1) - start

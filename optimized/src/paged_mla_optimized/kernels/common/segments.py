@@ -1,7 +1,7 @@
-"""The pieces of work that a program walks.
+"""Find the segments of a program.
 
 A *segment* is the piece of one group of query tiles that one part of the grid works on (see
-``schedule.py``). Every role of a kernel walks the same segments and counts the same key tiles.
+``schedule.py``). Every role of a kernel iterates over the same segments and the same key tiles.
 """
 
 from typing import NamedTuple
@@ -24,21 +24,21 @@ from paged_mla_optimized.kernels.common.schedule import (
 
 
 class Tiles(NamedTuple):
-    """The tiles that the ``Work`` of a step is counted in, and what its queries see of them."""
+    """The tile sizes that the ``Work`` of a step is counted in, and the mask of the step."""
 
     num_heads: tl.constexpr
     MASK: tl.constexpr
     TREE_WORDS: tl.constexpr
     TILE_M: tl.constexpr
     TILE_N: tl.constexpr
-    FIXED_SPLITS: tl.constexpr  # most splits of a row; 0: the grid's ranges cut
+    FIXED_SPLITS: tl.constexpr  # most splits of a row; 0: the splits follow the grid's ranges
 
 
 class Step(NamedTuple):
     """``Work`` and ``Tiles`` of a step.
 
-    Records with constants are handed on as they are made: what a kernel gives a name to is no
-    constant any more.
+    A kernel passes a record with constants directly to a function, without assigning it to a
+    variable: the constants of an assigned record are no longer constants to the compiler.
     """
 
     unit_starts_ptr: tl.tensor
@@ -56,32 +56,35 @@ class Step(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A piece of work; with FIXED_SPLITS it is one split, or what a cut leaves of one."""
+    """A piece of work; with FIXED_SPLITS it is one split, or one side of a split that is cut."""
 
-    next_unit: tl.tensor  # unit of the tile after it
-    is_head: tl.tensor  # whether it begins its group; without FIXED_SPLITS
-    partial: tl.tensor  # the partial query tile that its split is kept in; with FIXED_SPLITS
-    is_whole: tl.tensor  # whether it is all of its group
-    suspends: tl.tensor  # whether another program goes on with its sums
-    resumes: tl.tensor  # whether it goes on with those of another
-    row: tl.tensor  # whose queries
-    tile_m: tl.tensor  # which query tile of the row
+    next_unit: tl.tensor  # unit of the first key tile after the segment
+    is_head: tl.tensor  # without FIXED_SPLITS: whether the segment starts its group
+    partial: tl.tensor  # with FIXED_SPLITS: partial query tile that stores the result of the split
+    is_whole: tl.tensor  # whether the segment is the whole group
+    suspends: tl.tensor  # whether another program continues the sums of this segment
+    resumes: tl.tensor  # whether this segment continues the sums of another program
+    row: tl.tensor  # row of the queries
+    tile_m: tl.tensor  # query tile, counted in the row
     seq_len: tl.tensor
     context_len: tl.tensor
-    tile_begin: tl.tensor  # its key tiles that some query sees
+    tile_begin: tl.tensor  # key tiles [tile_begin, tile_end) are those that some query sees
     tile_end: tl.tensor
     tile_edge: tl.tensor  # first key tile that some query does not see in full
 
 
 @triton.jit
 def program_work_range(step):
-    """Return the units ``[unit, end)`` of this program, and the row of the first."""
+    """Return the units ``[unit, end)`` of this program, and the row of the first unit."""
     return share_of_program(step, step.FIXED_SPLITS)
 
 
 @triton.jit
 def find_segment(step, unit, end, row):
-    """Return the segment of a part that starts with `unit`, of `row` or one after it."""
+    """Return the segment that starts with `unit`; its row is `row` or a later one.
+
+    `end` is the first unit after the work range of the program.
+    """
     row = row_of_unit(step, row, unit)
     lanes = lanes_of_group(step)
     if step.FIXED_SPLITS > 0:
@@ -97,8 +100,8 @@ def find_segment(step, unit, end, row):
         stop = tl.minimum(end, split_end)
         suspends = unit > split_begin
         resumes = stop < split_end
-        origin = split_begin - first_tile  # unit of the group's first key tile, were it one split
-        next_unit = after  # past `end` where this is taken
+        origin = split_begin - first_tile  # unit of the group's key tile 0 if it had one split only
+        next_unit = after  # at or past `end` if the segment is resumed
     else:
         group, origin, group_end = group_of_unit(step, row, unit, step.TILE_N)
         tile_m = group * lanes + tl.program_id(0) % lanes
@@ -121,13 +124,13 @@ def find_segment(step, unit, end, row):
 
 @triton.jit
 def tile_of_visit(step, segment, visit):
-    """Return the key tile that is visited `visit` - `tile_begin` tiles after the first."""
+    """Return the key tile of iteration `visit`, which counts from `tile_begin` to `tile_end`."""
     return visited_tile(visit, segment.tile_begin, segment.tile_end, step.FIXED_SPLITS)
 
 
 @triton.jit
 def partial_of_segment(work, segment, FIXED_SPLITS: tl.constexpr):
-    """Return which partial query tile a segment that is not whole is kept in."""
+    """Return the partial query tile that stores the result of a segment that is not whole."""
     tile = segment.partial
     if FIXED_SPLITS == 0:
         tile = partial_of_program(work, segment.is_head)

@@ -1,9 +1,12 @@
-"""What one rank of a divided cache does in a step, derived on the device (rules S-1, S-18).
+"""Derive the step of one rank on the device if ranks share the cache (rules S-1, S-18).
 
-Rank r of `WORLD` caches position p where ``(p // INTERLEAVE) % WORLD == r``. The keys that a query
-sees are a prefix of the row's, so those on a rank are a prefix of the rank's, as long as
-:func:`local_len` says. That bound is not the diagonal of a chunk, which is why every query token is
-a row of its own.
+Rank r of `WORLD` caches position p if ``(p // INTERLEAVE) % WORLD == r``. A query sees a prefix of
+its row's keys, so it sees a prefix of the keys that the rank caches. :func:`local_len` returns the
+length of this prefix. It does not grow by one key from token to token, as a causal mask requires,
+so each query token becomes a row of its own.
+
+The grid has one program for each of the T tokens. It writes the token's local length, position,
+slot and block table row.
 """
 
 import triton
@@ -12,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def local_len(seq_len, rank, WORLD: tl.constexpr, INTERLEAVE: tl.constexpr):
-    """Return how many of a row's first `seq_len` tokens `rank` caches."""
+    """Return how many of the first `seq_len` tokens of a row `rank` caches."""
     rounds = seq_len // (WORLD * INTERLEAVE)
     left = seq_len - rounds * (WORLD * INTERLEAVE)
     mine = tl.minimum(tl.maximum(left - rank * INTERLEAVE, 0), INTERLEAVE)
@@ -24,10 +27,10 @@ def _owner(
     cu_seqlens_q_ptr, seq_lens_ptr, stride_cu, stride_lens, num_rows, token, longest,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return the row of a token, the end of that row's tokens, and its length.
+    """Return the row of a token, the end of this row's tokens, and its `seq_len`.
 
-    The length is 0 where the token is padding, and where rule S-2 does not allow the row: as in
-    ``plan.py``, a row that begins before the end of an earlier one, say, is a padded row.
+    The length is 0 if the token is padding, or if rule S-2 does not allow the row. As in
+    ``plan.py``, a row that starts before the end of an earlier row is a padded row, for example.
     """
     rows = tl.arange(0, ROWS)
     is_row = rows < num_rows
@@ -47,21 +50,21 @@ def _owner(
 @triton.jit(do_not_specialize=["num_rows", "rank", "longest"])
 def shard_kernel(
     cu_seqlens_q_ptr,  # int32 [B + 1]
-    seq_lens_ptr,  # int32 [B], of all ranks together
-    block_table_ptr,  # int32 [B, M]
+    seq_lens_ptr,  # int32 [B], over all ranks
+    block_table_ptr,  # int32 [B, M], of this rank
     local_lens_ptr,  # out int32 [T]: keys of this rank that each query sees, 0 for padding
-    positions_ptr,  # out int64 [T], of all ranks together; 0 for padding
-    slot_mapping_ptr,  # out int64 [T]; -1 where another rank caches the token, and for padding
-    table_ptr,  # out int32 [T, width]
+    positions_ptr,  # out int64 [T]: position in the row over all ranks; 0 for padding
+    slot_mapping_ptr,  # out int64 [T]; -1 if another rank caches the token, and for padding
+    table_ptr,  # out int32 [T, width]: the blocks of the keys that each token sees
     stride_cu,
     stride_lens,
     stride_table_row,
     stride_table_col,
     num_rows,
     rank,
-    block_size,  # of this rank
+    block_size,  # tokens of a block on this rank
     width,
-    longest,  # tokens of a row, at most: what the model and the block table allow
+    longest,  # most tokens that the model and the block table allow in a row
     WORLD: tl.constexpr,
     INTERLEAVE: tl.constexpr,
     ROWS: tl.constexpr,  # power of two >= B
@@ -79,7 +82,7 @@ def shard_kernel(
 
     table_row_ptr = block_table_ptr + row.to(tl.int64) * stride_table_row
     is_mine = is_live & ((position // INTERLEAVE) % WORLD == rank)
-    last = seen - 1  # index of the token itself among the rank's
+    last = seen - 1  # index of the token among those that the rank caches
     block = tl.load(table_row_ptr + last // block_size * stride_table_col, mask=is_mine, other=-1)
     slot = block.to(tl.int64) * block_size + last % block_size
     tl.store(slot_mapping_ptr + token, tl.where(block >= 0, slot, -1))

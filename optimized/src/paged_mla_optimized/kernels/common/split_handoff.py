@@ -1,11 +1,11 @@
-"""How one program goes on with the sums of another, with splits of fixed length (rule S-20).
+"""Hand over the sums of a split from one program to another, with splits of fixed length (S-20).
 
-A cut goes through a split: the program behind it begins the split, stores what it has come to, its
-*state*, and says so; the program before it waits for that and goes on. What the sums are does not
-depend on where the cut was.
+A cut between two programs may go through a split. The program after the cut starts the split. It
+stores its intermediate sums, the *state* of the split, and sets a flag. The program before the cut
+waits for this flag and continues from the state. The sums do not depend on the place of the cut.
 
-Every role of a kernel has a word of the program's share for itself. It is 1 from when its state is
-stored until it is taken, and 0 between launches.
+Each role of a kernel has a flag of its own among the words of the program's share. The flag is 1
+from the time when the state is stored until the other program takes it, and 0 between launches.
 """
 
 import triton
@@ -17,13 +17,16 @@ from paged_mla_optimized.triton_compat.interpreter import is_compiled
 
 @triton.jit
 def state_of_program(program):
-    """Return the first of two partial query tiles in which a program leaves its state."""
+    """Return the first of the two partial query tiles in which a program stores its state."""
     return program * 2
 
 
 @triton.jit
 def leave_state(work, role, FIXED_SPLITS: tl.constexpr):
-    """Say that a role of this program has stored its state; all threads of it have."""
+    """Set the flag of a role of this program: its state is stored.
+
+    All threads of the role must have stored their part of the state before this call.
+    """
     word_ptr = share_of(work, tl.program_id(0), FIXED_SPLITS) + SHARE_STATES + role
     if is_compiled():
         word_ptr = tl.inline_asm_elementwise(
@@ -35,15 +38,17 @@ def leave_state(work, role, FIXED_SPLITS: tl.constexpr):
 
 @triton.jit
 def await_state(work, role, FIXED_SPLITS: tl.constexpr):
-    """Wait for the state that a role goes on with; return the program that left it.
+    """Wait for the state that a role continues from.
 
-    Programs that leave states begin with that, and come earlier in the grid: they never wait.
+    Returns the program that stored the state, and the pointer to its flag. The wait cannot
+    deadlock: a program that stores a state comes earlier in the grid, and it stores the state
+    before it waits for another one.
     """
     source = tl.load(share_of(work, tl.program_id(0), FIXED_SPLITS) + SHARE_SOURCE).to(tl.int32)
     word_ptr = share_of(work, source, FIXED_SPLITS) + SHARE_STATES + role
     if is_compiled():
-        # One branch of a whole warp: after one that threads could take apart, the compiler would
-        # keep nothing in uniform registers, such as what describes operands of products.
+        # The branch is uniform for the whole warp. After a branch that can diverge, the compiler
+        # keeps nothing in uniform registers, such as the descriptors of the operands of products.
         word_ptr = tl.inline_asm_elementwise(
             """{
             .reg .pred p;
@@ -61,5 +66,5 @@ def await_state(work, role, FIXED_SPLITS: tl.constexpr):
 
 @triton.jit
 def forget_state(word_ptr):
-    """Make ready for the next launch; all threads of the role have seen the word."""
+    """Clear the flag for the next launch; all threads of the role must have seen it set."""
     tl.store(word_ptr, 0)

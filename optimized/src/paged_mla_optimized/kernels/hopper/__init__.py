@@ -1,1 +1,1 @@
-"""Attention in Gluon, for Hopper."""
+"""Attention kernels in Gluon, for Hopper (sm90)."""

@@ -1,4 +1,8 @@
-"""Answers of products that unpack e4m3 values, on their way to memory."""
+"""Store outputs of the kernels that unpack e4m3 values.
+
+Such a kernel computes outputs transposed, [columns, pairs], with the columns in the order of
+``values_of`` (``e4m3.py``). Eight warps store them through shared memory.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
@@ -14,21 +18,22 @@ _WARPS = gl.constexpr(8)
 
 @constexpr_function
 def _lines(dtype):
-    """Return how the warps share lines of answers, 16 bytes a thread."""
+    """Return the layout in which the warps store lines of outputs: 16 bytes a thread."""
     return gl.BlockedLayout([1, 128 // dtype.primitive_bitwidth], [1, 32], [_WARPS, 1], [1, 0])
 
 
 @gluon.jit
 def _store_columns(out, buffer, base_ptr, at, live, FIRST: gl.constexpr):
-    """Store answers from column FIRST on, those of pair i at ``base_ptr + at[i]``.
+    """Store outputs `out` [columns, pairs] from column FIRST on; pair i is at ``base_ptr + at[i]``.
 
-    Through `buffer`: products leave 16 columns of a pair to eight threads, less than a line.
+    The data goes through `buffer` in shared memory: after a product, eight threads hold 16 columns
+    of a pair, which is less than a line of memory.
     """
     dtype: gl.constexpr = base_ptr.dtype.element_ty
     layout: gl.constexpr = _lines(dtype)
     WIDTH: gl.constexpr = out.shape[0]
     PAIRS: gl.constexpr = out.shape[1]
-    # Eight threads' columns, of every second pair, in banks of their own.
+    # For every second pair, the columns of eight threads are in different banks.
     swizzled: gl.constexpr = gl.SwizzledSharedLayout(16, 2, 4, [1, 0])
     lines = read_as(buffer, dtype, [PAIRS, WIDTH], swizzled)
     lines.store(in_order(out.to(dtype)))
@@ -38,7 +43,7 @@ def _store_columns(out, buffer, base_ptr, at, live, FIRST: gl.constexpr):
 
 @gluon.jit
 def _store_whole(step, segment, parts, buffers, lse, answers):
-    """Store the answers of a query tile, in parts of columns, each through a buffer of its own."""
+    """Store out and lse of a query tile, in parts of columns, each through its own buffer."""
     layout: gl.constexpr = gl.SliceLayout(1, _lines(answers.out.ptr.dtype.element_ty))
     pairs = query_pairs(step, segment, layout)
     at = line_at(answers.out, pairs.token, pairs.head)
@@ -51,7 +56,7 @@ def _store_whole(step, segment, parts, buffers, lse, answers):
 
 @gluon.jit
 def _store_partial(step, segment, parts, buffer, lse, answers):
-    """Store the partial answers of a query tile, in parts of columns, each through the buffer."""
+    """Store the partial result of a query tile, in parts of columns, each through `buffer`."""
     layout: gl.constexpr = gl.SliceLayout(1, _lines(gl.float32))
     WIDTH: gl.constexpr = parts[0].shape[0]
     pair = partial_pairs(step, segment, layout)
@@ -64,7 +69,7 @@ def _store_partial(step, segment, parts, buffer, lse, answers):
 
 @gluon.jit
 def _buffers(parts, buffer):
-    """Return a buffer for each part of whole answers: of two, half of the `buffer` [2, ...]."""
+    """Return a buffer for each part of outputs: the whole `buffer` [2, ...], or one half each."""
     if len(parts) == 1:
         buffers = (buffer,)
     else:
@@ -74,7 +79,7 @@ def _buffers(parts, buffer):
 
 @gluon.jit
 def _halves(parts):
-    """Return the parts in two, which is what the buffer holds of float32."""
+    """Return the columns in two parts, because the buffer has space for half of float32 outputs."""
     halves = parts
     if len(parts) == 1:
         out = parts[0]
@@ -84,10 +89,10 @@ def _halves(parts):
 
 @gluon.jit
 def store_answers(step, segment, parts, buffer, lse, answers):
-    """Store the answers [R, pairs] of a query tile, or keep them as its partial.
+    """Store the outputs [R, pairs] of a query tile and their lse, or its partial result.
 
-    They come in one part or as lower and upper columns, and leave through `buffer`, which is that
-    of the queries: no product reads those any more.
+    `parts` is a tuple of one tensor, or of the lower and the upper columns. The outputs go through
+    `buffer`, the buffer of the queries, which no product reads any more.
     """
     if segment.is_whole:
         _store_whole(step, segment, parts, _buffers(parts, buffer), lse, answers)

@@ -1,8 +1,17 @@
-"""Split attention for up to 32 query pairs a tile on Hopper, operands swapped (rules S-4 to S-7).
+"""Split attention over 16-bit caches for tiles of up to 32 pairs on Hopper (S-4 to S-7, S-20).
 
-Scores and answers are computed transposed, ``S^T = K Q^T`` and ``O^T = V^T P^T``: the tensor cores'
-64 rows are then keys and latent columns, and no row is wasted however few the queries. One warp
-copies key tiles into a ring of shared memory; four others compute. Bound by memory bandwidth.
+The kernel computes scores and outputs transposed, ``S^T = K Q^T`` and ``O^T = V^T P^T``. The 64
+rows of a product are then keys or latent columns, so that no row is wasted if there are few
+queries. Memory bandwidth limits the kernel.
+
+The grid has a fixed number of programs. A program works on the segments of its share, one after
+another (``schedule.py``). It stores `out` and `lse` of whole groups, and partial results of the
+others, which ``combine.py`` joins. With FIXED_SPLITS it may wait for the state of another program
+(``split_handoff.py``).
+
+A program has two roles: four warps compute (``_attend``), and one warp, or four without boxes,
+copies key tiles into a ring of STAGES stages (``copy_tiles``). The barrier ``ready`` of a stage
+completes when its tile is loaded, and ``empty`` when the computing warps have read it.
 """
 
 from typing import NamedTuple
@@ -71,15 +80,15 @@ class _Staged(NamedTuple):
 
 
 class _Axes(NamedTuple):
-    """What the first axis of scores counts, and that of answers."""
+    """The indices along the first axis of scores, and along that of outputs."""
 
-    key: gl.tensor  # [TILE_N], from the first of a tile
-    column: gl.tensor  # [R]
+    key: gl.tensor  # [TILE_N]: key, counted in the tile
+    column: gl.tensor  # [R]: latent column
 
 
 @gluon.jit
 def _store_partial(out, lse, axes, at, answers):
-    """Store the partial answers [R, TILE_M] of a query tile `at` their places."""
+    """Store out [R, TILE_M] and lse of a query tile as partial result; `at` are its pairs."""
     R: gl.constexpr = out.shape[0]
     gl.store(answers.partial_out_ptr + at[None, :] * R + axes.column[:, None], out)
     gl.store(answers.partial_lse_ptr + at, lse)
@@ -87,7 +96,7 @@ def _store_partial(out, lse, axes, at, answers):
 
 @gluon.jit
 def _store_state(acc, peak, sums, axes, answers):
-    """Store what a split has come to so far, for another program to go on with."""
+    """Store the state of a split; another program continues from it."""
     R: gl.constexpr = acc.shape[0]
     TILE_M: gl.constexpr = peak.shape[0]
     pair_layout: gl.constexpr = peak.type.layout
@@ -99,7 +108,10 @@ def _store_state(acc, peak, sums, axes, answers):
 
 @gluon.jit
 def _begin(step, segment, axes, answers, layout: gl.constexpr):
-    """Return answers [R, TILE_M], peak [TILE_M] and sums [TILE_N, TILE_M] to add to."""
+    """Return the first accumulator [R, TILE_M], peak [TILE_M] and sums [TILE_N, TILE_M].
+
+    They come from a state if the segment resumes one.
+    """
     R: gl.constexpr = axes.column.shape[0]
     TILE_M: gl.constexpr = step.TILE_M
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
@@ -121,7 +133,11 @@ def _attend_tiles(
     step, segment, pairs, axes, acc, peak, sums, staged, ring, stage, phase, scale,
     BOX: gl.constexpr,
 ):  # fmt: skip
-    """Attend the staged queries to key tiles, and add to what ``_begin`` returned."""
+    """Return accumulator, peak and sums after the key tiles of a segment, and the ring's position.
+
+    `acc`, `peak` and `sums` are the results of ``_begin``. `sums` are the sums of weights that each
+    thread holds.
+    """
     TILE_M: gl.constexpr = step.TILE_M
     TILE_N: gl.constexpr = step.TILE_N
     STAGES: gl.constexpr = ring.ready.shape[0]
@@ -130,13 +146,13 @@ def _attend_tiles(
     for visit in range(segment.tile_begin, segment.tile_end):
         tile = tile_of_visit(step, segment, visit)
         mbarrier.wait(ring.ready.index(stage), phase)
-        if BOX == 0:  # not copied by the engine that reads it next
+        if BOX == 0:  # threads copied the tile, and the tensor cores (async proxy) read it
             fence_async_shared()
         elif tile * TILE_N + TILE_N > segment.seq_len:
             valid = segment.seq_len - tile * TILE_N
             clear_tail(ring.ckv.index(stage), valid, TILE_N, acc.shape[0], 4)
             fence_async_shared()
-        zero = stage >> 8  # seems to vary, so that descriptors are found here and not hoisted
+        zero = stage >> 8  # 0; the compiler cannot know this, so it does not hoist the descriptors
         queries = staged.q_nope.index(zero).permute((1, 0))
         scores = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
         keys = ring.ckv.index(stage)
@@ -167,7 +183,7 @@ def _attend_tiles(
 
 @gluon.jit
 def _store_answers(step, segment, pairs, axes, acc, peak, sums, answers):
-    """Store the answers of a query tile, or keep them as its partial."""
+    """Store out and lse of a query tile, or its partial result."""
     pair_layout: gl.constexpr = peak.type.layout
     total = gl.sum(sums, 0)
     is_empty = total == 0.0
@@ -184,7 +200,7 @@ def _store_answers(step, segment, pairs, axes, acc, peak, sums, answers):
 
 @gluon.jit
 def _attend(step, q_nope, q_pe, rope, answers, staged, ring, softmax_scale, BOX: gl.constexpr):
-    """Attend the queries of every segment of this part to the tiles in the ring."""
+    """Compute the attention of every segment of this program; the role of the computing warps."""
     R: gl.constexpr = staged.q_nope.shape[2]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, step.TILE_M, 16])
     axes = _Axes(
@@ -220,7 +236,7 @@ def _attend(step, q_nope, q_pe, rope, answers, staged, ring, softmax_scale, BOX:
 def _decode(
     step, keys, q_nope, q_pe, rope, answers, softmax_scale, R: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Set up shared memory, and start the roles."""
+    """Allocate shared memory, initialize the barriers, and start the roles."""
     TILE_M: gl.constexpr = step.TILE_M
     TILE_N: gl.constexpr = step.TILE_N
     dtype: gl.constexpr = q_nope.ptr.dtype.element_ty
@@ -239,7 +255,7 @@ def _decode(
         mbarrier.init(ready.index(stage), count=arrivals(keys.BOX))
         mbarrier.init(empty.index(stage), count=1)
     fence_async_shared()
-    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    gdc_wait()  # this kernel starts before the step's earlier kernels end, and reads their results
     gdc_launch_dependents()
     gl.warp_specialize(
         [
@@ -260,7 +276,7 @@ def decode_few_kernel(
     q_nope: Lines,  # [T, H, R]
     q_pe: Lines,  # [T, H, 64]
     rope_tables: RopeTables,
-    cache_ptr,  # read where no box fits: rows of R + 64
+    cache_ptr,  # rows of R + 64; read if no box fits
     block_table_ptr,  # int32 [B, M]
     stride_table_row,
     stride_table_col,
@@ -271,8 +287,8 @@ def decode_few_kernel(
     stride_lse_head,
     partials: Partials,
     softmax_scale,
-    ckv_desc,  # [cache rows, R + 64], boxes [BOX, R]
-    k_pe_desc,  # the same, boxes [BOX, 64]
+    ckv_desc,  # [cache rows, R + 64], in boxes [BOX, R]
+    k_pe_desc,  # the same tensor, in boxes [BOX, 64]
     tiles: Tiles,
     geometry: Geometry,
     ROPE: gl.constexpr,  # "none", "interleaved" or "neox"

@@ -1,15 +1,26 @@
-"""Split attention over e4m3 caches by 16-bit products on Hopper (rules S-4 to S-7).
+"""Split attention over e4m3 caches with 16-bit products on Hopper (S-4 to S-7, S-11, S-20).
 
-Exact: products are of float16, which holds e4m3 values in full. Scales of keys go to scores and
-weights in float32; the bfloat16 part of a row, if any, is multiplied as bfloat16. Where a row has a
-scale for each share of its latent, scores take all of them, and weights the largest; values are
-multiplied by the ratio of theirs to that, and rounded to float16, as weights are.
+The products are exact: they are products of float16, which represents e4m3 numbers exactly. The
+kernel multiplies scores and weights by the scales of keys in float32. It multiplies the bfloat16
+part of a row, if there is one, as bfloat16. If a row has a scale for each share of its latent, the
+scores use all of these scales, and the weights include one key scale (``scale_groups.py``). The
+values are multiplied by the ratio of their share's scale to it, and rounded to float16 as the
+weights are.
 
-As in ``decode_few.py`` operands are swapped, ``S^T = K Q^T`` and ``O^T = V^T P^T``, and here the
-keys of both products come from registers, so that nothing unpacked goes back to shared memory
-(``e4m3.py``). One warp copies key tiles into a ring. Two warpgroups share each tile: the keys for
-scores, the columns for answers. Queries are float16 as well (``queries.py``). More than 32 pairs
-come here only where ``decode_tile_exact.py`` lacks room; several programs take 64 each.
+As in ``decode_few.py`` the operands are swapped, ``S^T = K Q^T`` and ``O^T = V^T P^T``. Here the
+keys of both products come from registers, so that no unpacked code is written to shared memory
+(``e4m3.py``). Queries become float16 too (``queries.py``). More than 32 pairs use this kernel, in
+tiles of 64, only if ``decode_tile_exact.py`` does not have enough shared memory for them.
+
+The grid has a fixed number of programs. A program works on the segments of its share, one after
+another (``schedule.py``). It stores `out` and `lse` of whole groups, and partial results of the
+others, which ``combine.py`` joins. With FIXED_SPLITS it may wait for the state of another program
+(``split_handoff.py``).
+
+A program has two roles. Two warp groups compute (``_attend``). Each takes half of the keys of a
+tile for scores, and half of the columns for outputs; they exchange weights through shared memory.
+One warp, or four without boxes, copies key tiles into a ring of STAGES stages (``copy_tiles``). The
+barrier ``ready`` of a stage completes when its tile is loaded, and ``empty`` when it has been read.
 """
 
 from typing import NamedTuple
@@ -78,13 +89,13 @@ _WARPS = gl.constexpr(8)
 class _Staged(NamedTuple):
     """Queries and weights in shared memory."""
 
-    q_nope: gl.shared_memory_descriptor  # float16 [2, TILE_M, R / 2]; then the answers
-    q_pe: gl.shared_memory_descriptor  # two halves as well, or bfloat16 [pieces, TILE_M, P]
-    scales: gl.shared_memory_descriptor  # float32 [TILE_M]: of scores
+    q_nope: gl.shared_memory_descriptor  # float16 [2, TILE_M, R / 2]; later the outputs
+    q_pe: gl.shared_memory_descriptor  # float16 [2, TILE_M, P / 2] or bfloat16 [pieces, TILE_M, P]
+    scales: gl.shared_memory_descriptor  # float32 [TILE_M]: scales of the scores
     peaks: gl.shared_memory_descriptor  # float32 [TILE_M]
     weights: gl.shared_memory_descriptor  # float16 [TILE_N, TILE_M]
-    ratios: gl.shared_memory_descriptor  # float16 [SHARES, TILE_N], see ``shares.py``; or None
-    exceeds: gl.shared_memory_descriptor  # int32 [_WARPS]: whether a peak has to rise
+    ratios: gl.shared_memory_descriptor  # float16 [SHARES, TILE_N] (``scale_groups.py``), or None
+    exceeds: gl.shared_memory_descriptor  # int32 [_WARPS]: whether a peak must rise
 
 
 @gluon.jit
@@ -92,9 +103,11 @@ def _stage_queries(
     step, segment, q_nope, q_pe, rope, staged, empty, is_first, scale, R: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """Stage a query tile, `scale` less each pair's factor, and the lowest peaks.
+    """Store a query tile as float16, the scales of its scores, and the initial peaks.
 
-    Give back the rest of the ring once the program's first queries are asked for.
+    The scale of a pair is `scale` divided by the power of two that multiplies its queries. After
+    the loads of the program's first queries are issued, the function frees all stages of the ring
+    except the first.
     """
     nope, pe = load_query_tile(step, segment, q_nope, q_pe, rope, R, P, _WARPS)
     STAGES: gl.constexpr = empty.shape[0]
@@ -115,7 +128,10 @@ def _stage_queries(
 
 @gluon.jit
 def _own_sum(weights):
-    """Add up what each thread holds of a pair's `weights` [keys, pairs]: half as many registers."""
+    """Return `weights` [keys, pairs] with the two keys that a thread holds of each pair added.
+
+    The result takes half of the registers.
+    """
     KEYS: gl.constexpr = weights.shape[0]
     PAIRS: gl.constexpr = weights.shape[1]
     return gl.sum(weights.reshape([KEYS // 16, 2, 8, PAIRS]), 1)
@@ -123,7 +139,7 @@ def _own_sum(weights):
 
 @gluon.jit
 def _by_warp(scores):
-    """Arrange scores [keys, pairs] as [warps, each warp's], which moves nothing."""
+    """Return scores [keys, pairs] as [warps, scores of a warp]; this moves no data."""
     KEYS: gl.constexpr = scores.shape[0]
     PAIRS: gl.constexpr = scores.shape[1]
     ALONG: gl.constexpr = min(_WARPS, KEYS // 16)
@@ -134,7 +150,7 @@ def _by_warp(scores):
 
 @gluon.jit
 def _scores(staged, keys, k_pe, zero, s_layout: gl.constexpr):
-    """Return the scores [keys, pairs] of a tile of codes, but for scales."""
+    """Return the scores [keys, pairs] of a tile of codes, without any scale."""
     q_nope = staged.q_nope
     q_pe = staged.q_pe
     TILE_N: gl.constexpr = keys.shape[0]
@@ -142,8 +158,8 @@ def _scores(staged, keys, k_pe, zero, s_layout: gl.constexpr):
     PAIRS: gl.constexpr = q_nope.shape[1]
     COLUMNS: gl.constexpr = 64  # pairs of columns at a time
     operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-    # Words are loaded a chunk before they are unpacked. Products read registers as they run:
-    # those of the last two are kept until they are done.
+    # Words are loaded one chunk before they are unpacked. Products read their registers while they
+    # run, so the registers of the last two products are kept until these are done.
     words = k_pe.load(operand)
     following = keys.slice(0, COLUMNS, dim=1).load(operand)
     last_left, last_right = contracted(words)
@@ -169,7 +185,10 @@ def _scores(staged, keys, k_pe, zero, s_layout: gl.constexpr):
 
 @gluon.jit
 def _scores_of_shares(staged, keys, k_pe, key_scales, first_scales, zero, s_layout: gl.constexpr):
-    """Return the scores [keys, pairs] of a tile whose rows hold a scale of each share."""
+    """Return the scores [keys, pairs] of a tile whose rows have a scale for each share.
+
+    The scores include the scales of the keys.
+    """
     q_nope = staged.q_nope
     q_pe = staged.q_pe
     SHARES: gl.constexpr = staged.ratios.shape[0]
@@ -178,7 +197,7 @@ def _scores_of_shares(staged, keys, k_pe, key_scales, first_scales, zero, s_layo
     PAIRS: gl.constexpr = q_nope.shape[1]
     P: gl.constexpr = k_pe.shape[1]
     PIECES: gl.constexpr = q_pe.shape[0]
-    COLUMNS: gl.constexpr = 64 if PAIRS < 64 else 16  # at a time: registers are scarcer here
+    COLUMNS: gl.constexpr = 64 if PAIRS < 64 else 16  # pairs of columns at a time; few registers
     WORDS: gl.constexpr = WIDTH // SHARES
     operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     key_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
@@ -217,7 +236,7 @@ def _scores_of_shares(staged, keys, k_pe, key_scales, first_scales, zero, s_layo
 
 @gluon.jit
 def _load_values(keys, AT: gl.constexpr, WORDS: gl.constexpr, KEYS: gl.constexpr):
-    """Load values ``[WORDS, KEYS]`` of a tile, of all keys of a share and then of the next."""
+    """Return values ``[WORDS, KEYS]``: keys from ``AT % TILE_N`` on, of share ``AT // TILE_N``."""
     TILE_N: gl.constexpr = keys.shape[0]
     part = keys.slice(AT % TILE_N, KEYS).slice(AT // TILE_N * WORDS, WORDS, dim=1)
     return part.permute((1, 0)).load(value_words(WORDS, KEYS))
@@ -225,11 +244,11 @@ def _load_values(keys, AT: gl.constexpr, WORDS: gl.constexpr, KEYS: gl.constexpr
 
 @gluon.jit
 def _powers(s, scale, peak, lift, SCALES: gl.constexpr):
-    """Return the exponents [keys, pairs] of weights; with scales of keys, times ``2 ** lift``.
+    """Return the exponents [keys, pairs] of weights, plus the lift if keys have scales.
 
-    The lift, an integer, is taken off the peak before a score meets it. For keys of much weight
-    what is left of the peak is small, and exact; so is the exponent, which float32 then rounds
-    least.
+    The function subtracts the lift, an integer, from the peak before it subtracts the result from
+    the score. For keys with a large weight that result is small and exact, and so is the exponent,
+    which float32 then rounds least.
     """
     if SCALES == "scalar":
         below = peak[None, :]
@@ -240,7 +259,7 @@ def _powers(s, scale, peak, lift, SCALES: gl.constexpr):
 
 @gluon.jit
 def _store_weights(weights, factor, buffer, SCALES: gl.constexpr):
-    """Store the weights [keys, pairs] of codes."""
+    """Store the weights [keys, pairs] as float16, times each key's `factor` if there is one."""
     if SCALES != "scalar":
         weights *= factor[:, None]
     buffer.store(weights.to(gl.float16))
@@ -248,7 +267,7 @@ def _store_weights(weights, factor, buffer, SCALES: gl.constexpr):
 
 @gluon.jit
 def _waited(accs, last, SHARES: gl.constexpr):
-    """Return the sums of shares once no product is under way, of which `last` is an operand."""
+    """Wait for all products, and return the sums of the shares; `last` is the last operand."""
     if SHARES == 1:
         only, last = warpgroup_mma_wait(0, deps=[accs[0], last])
         accs = (only,)
@@ -263,7 +282,7 @@ def _waited(accs, last, SHARES: gl.constexpr):
 
 @gluon.jit
 def _joined(accs, SHARES: gl.constexpr):
-    """Return the answers of all shares as one [R, pairs]."""
+    """Return the outputs of all shares as one tensor [R, pairs]."""
     joined = accs[0]
     if SHARES == 4:
         joined = _above(_above(accs[0], accs[1]), _above(accs[2], accs[3]))
@@ -281,7 +300,7 @@ def _above(first, second):
 
 @gluon.jit
 def _state_at(accs, sums, pair, R: gl.constexpr):
-    """Return where `accs` and `sums` lie in a state of the pairs that lie at `pair`."""
+    """Return the offsets of `accs` and `sums` in a state whose pairs have the indices `pair`."""
     SHARES: gl.constexpr = len(accs)
     WIDTH: gl.constexpr = R // SHARES
     column = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, accs[0].type.layout))
@@ -300,7 +319,7 @@ def _state_at(accs, sums, pair, R: gl.constexpr):
 
 @gluon.jit
 def _store_state(accs, sums, peaks, answers, R: gl.constexpr):
-    """Store what a split has come to so far, for another program to go on with."""
+    """Store the state of a split; another program continues from it."""
     pair_layout: gl.constexpr = gl.SliceLayout(0, accs[0].type.layout)
     pair = state_pairs(gl.program_id(0), sums.shape[2], pair_layout)
     accs_at, sums_at = _state_at(accs, sums, pair, R)
@@ -315,7 +334,10 @@ def _begin(
     step, segment, answers, peaks, R: gl.constexpr, SHARES: gl.constexpr, s_layout: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Return sums of values, [R / SHARES, pairs] each, and own sums of weights to add to."""
+    """Return the first sums of values, [R / SHARES, pairs] each, and own sums of weights.
+
+    They come from a state if the segment resumes one; then the function also stores its peaks.
+    """
     PAIRS: gl.constexpr = step.TILE_M
     accs = ()
     for _share in gl.static_range(SHARES):
@@ -340,21 +362,22 @@ def _attend_tiles(
     step, segment, accs, sums, staged, ring, stage, phase, R: gl.constexpr, SCALES: gl.constexpr,
     BOX: gl.constexpr, s_layout: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Attend the staged queries to key tiles, and add to what ``_begin`` returned.
+    """Add the key tiles of a segment to the results of ``_begin``, `accs` and `sums`.
 
     Returns
     -------
     accs : [R / SHARES, pairs] each
-        Sums of weighted values, columns as ``values_of`` has them.
+        Sums of weighted values, with columns in the order of ``values_of``.
     sums : [TILE_N / 16, 8, pairs]
-        Own sums of weights, which are relative to the peaks.
-    stage, phase : of the ring, past these tiles
+        Own sums of weights, relative to the peaks.
+    stage, phase
+        Position in the ring after these tiles.
     """
     TILE_N: gl.constexpr = step.TILE_N
     STAGES: gl.constexpr = ring.ready.shape[0]
     SHARES: gl.constexpr = len(accs)
     PAIRS: gl.constexpr = step.TILE_M
-    KEYS: gl.constexpr = min(TILE_N, SHARES * (32 if PAIRS < 64 else 16))  # of a product at a time
+    KEYS: gl.constexpr = min(TILE_N, SHARES * (32 if PAIRS < 64 else 16))  # keys of a product
     WORDS: gl.constexpr = R // 2 // SHARES
     of_values: gl.constexpr = gl.SliceLayout(0, value_words(WORDS, KEYS))
     s_pair: gl.constexpr = gl.SliceLayout(0, s_layout)
@@ -369,11 +392,12 @@ def _attend_tiles(
         tile = tile_of_visit(step, segment, visit)
         mbarrier.wait(ring.ready.index(stage), phase)
         keys = ring.ckv.index(stage)
-        if BOX > 0 and tile * TILE_N + TILE_N > seq_len:  # e4m3 has a NaN, and 0 * NaN is one too
+        if BOX > 0 and tile * TILE_N + TILE_N > seq_len:  # a code may be NaN, and 0 * NaN is NaN
             clear_tail(keys, seq_len - tile * TILE_N, TILE_N, R // 2, _WARPS)
             fence_async_shared()
             thread_barrier()
-        # Seen to vary: else what products are told of the queries is kept, in scarce registers.
+        # `zero` is 0, but the compiler cannot know this. Otherwise it would keep the descriptors of
+        # the queries in registers, which are scarce.
         zero = stage >> 8
         key_scale = None
         if SHARES == 1:
@@ -399,7 +423,8 @@ def _attend_tiles(
             s = masked(step, segment, s, tile, 0)
         scale = staged.scales.load(s_pair)
         peak = peaks.load(s_pair)
-        # Peaks rise seldom: that one must is seen on the way, and then the weights are made anew.
+        # Peaks rise seldom. So the weights use the old peaks first, and are computed again if a
+        # peak must rise.
         power = _powers(s, scale, peak, lift, SCALES)
         weights = gl.exp2(power)
         _store_weights(weights, factor, staged.weights, SCALES)
@@ -453,9 +478,9 @@ def _attend_tiles(
 
 @gluon.jit
 def _store_answers(step, segment, accs, sums, cache_scale, staged, answers):
-    """Store the answers of a query tile, or keep them as its partial.
+    """Store out and lse of a query tile, or its partial result.
 
-    They leave through the buffer of the queries: no product reads those any more.
+    The outputs go through the buffer of the queries, which no product reads any more.
     """
     pair_layout: gl.constexpr = gl.SliceLayout(0, accs[0].type.layout)
     total = gl.convert_layout(gl.sum(gl.sum(sums, 1), 0), pair_layout)
@@ -471,7 +496,7 @@ def _attend(
     step, q_nope, q_pe, rope, scales, answers, staged, ring, softmax_scale, R: gl.constexpr,
     P: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
-    """Attend the queries of every segment of this part to the tiles in the ring."""
+    """Compute the attention of every segment of this program; the role of the computing warps."""
     ALONG: gl.constexpr = min(_WARPS, step.TILE_N // 16)
     ACROSS: gl.constexpr = _WARPS // ALONG
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -511,7 +536,7 @@ def _decode(
     step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale, R: gl.constexpr,
     P: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Set up shared memory, and start the roles."""
+    """Allocate shared memory, initialize the barriers, and start the roles."""
     TILE_M: gl.constexpr = step.TILE_M
     TILE_N: gl.constexpr = step.TILE_N
     wide: gl.constexpr = keys.ckv_desc.layout
@@ -545,10 +570,12 @@ def _decode(
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=tile_arrivals(keys.BOX, scales.SCALES))
         mbarrier.init(empty.index(stage), count=1)
-    for stage in gl.static_range(1, STAGES):  # or the ring would be filled before queries come
+    # After this arrival the copying warps wait for a second one, which the computing warps make
+    # when the loads of the first queries are issued. Otherwise the copies would be ahead of these.
+    for stage in gl.static_range(1, STAGES):
         mbarrier.arrive(empty.index(stage))
     fence_async_shared()
-    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    gdc_wait()  # this kernel starts before the step's earlier kernels end, and reads their results
     gdc_launch_dependents()
     gl.warp_specialize(
         [
@@ -572,8 +599,8 @@ def decode_few_fp8_kernel(
     q_nope: Lines,  # [T, H, R]
     q_pe: Lines,  # [T, H, P]
     rope_tables: RopeTables,
-    cache_ptr,  # read where no box fits: rows of bytes
-    scales_ptr,  # float32, one for all or [num_blocks, 1, G]; or the cache, whose rows have some
+    cache_ptr,  # rows of bytes; read if no box fits
+    scales_ptr,  # float32 [] or [num_blocks, 1, G]; or the cache, if rows contain scales
     block_table_ptr,  # int32 [B, M]
     stride_table_row,
     stride_table_col,
@@ -584,8 +611,8 @@ def decode_few_fp8_kernel(
     stride_lse_head,
     partials: Partials,
     softmax_scale,
-    ckv_desc,  # int16 [cache rows, words of a row], boxes [BOX, R / 2]
-    k_pe_desc,  # the same, boxes [BOX, words of k_pe]
+    ckv_desc,  # int16 [cache rows, words of a row], in boxes [BOX, R / 2]
+    k_pe_desc,  # the same tensor, in boxes [BOX, words of k_pe]
     tiles: Tiles,
     geometry: Geometry,
     scale_format: ScaleFormat,

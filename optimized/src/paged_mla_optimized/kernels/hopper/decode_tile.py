@@ -1,19 +1,26 @@
-"""Split attention in tiles of 64 query pairs on Hopper, three warpgroups (rules S-4 to S-7).
+"""Split attention over 16-bit caches in tiles of 64 pairs on Hopper (rules S-4 to S-7, S-20).
 
-One warpgroup holds the queries in registers and computes scores and softmax; two compute half of
-the latent columns of the answer each, and refill the ring of three key tiles as they go: no
-warp only copies. ``PV`` of one tile runs while the softmax of the next does.
+The grid has a fixed number of programs. A program works on the segments of its share, one after
+another (``schedule.py``). It stores `out` and `lse` of whole groups, and partial results of the
+others, which ``combine.py`` joins. With FIXED_SPLITS it may wait for the state of another program
+(``split_handoff.py``).
 
-The ring's items are, for each segment, its queries and then its key tiles. Every barrier of a slot
-completes once for every item, so that one phase bit serves them all:
+A program has three warp groups. The first (``_weigh``) holds the queries in registers, and computes
+scores and softmax. Each of the two others (``_answer``) computes half of the latent columns of the
+outputs, and copies its half of the keys into a ring of three slots. No warp only copies. ``PV`` of
+one tile runs during the softmax of the next tile.
 
-``full``     both halves are loaded; for queries: both halves are free to stage them
-``weighed``  the tile's weights are stored over its k_pe; for queries: they are in registers
-``go``       all of this item's ``QK`` is issued, so ``PV`` of the item before may start
+The items of the ring are the queries of a segment and then its key tiles, for each segment. Every
+barrier of a slot completes once for every item, so that one phase bit serves all of them:
+
+``full``     both halves of the tile are loaded; for queries: both halves of the slot are free
+``weighed``  the weights of the tile are stored over its k_pe; for queries: they are in registers
+``go``       ``QK`` of this item is issued, so that ``PV`` of the item before may start
 ``left``     the left half has read the weights
 
-With a rope the right half stages each segment's rotated ``q_pe``, while the first keys are on their
-way, and says so by ``turned``.
+Two more barriers complete once for every segment: ``summed``, when the factors of the outputs are
+stored, and with a rope ``turned``, when the right half has stored the rotated ``q_pe``. The right
+half rotates it while the first keys of the segment are loaded.
 """
 
 from typing import NamedTuple
@@ -72,30 +79,30 @@ from paged_mla_optimized.kernels.hopper.softmax import (
 )
 
 _SLOTS = gl.constexpr(3)
-# Offsets of the barriers in their array: four meanings for each slot, then two single ones.
+# Offsets of the barriers in their array: four barriers for each slot, then two single ones.
 _FULL = gl.constexpr(0)
 _WEIGHED = gl.constexpr(_SLOTS.value)
 _GO = gl.constexpr(2 * _SLOTS.value)
 _LEFT = gl.constexpr(3 * _SLOTS.value)
-_SUMMED = gl.constexpr(4 * _SLOTS.value)  # what scales the answers is stored
+_SUMMED = gl.constexpr(4 * _SLOTS.value)  # the factors of the outputs are stored
 _TURNED = gl.constexpr(4 * _SLOTS.value + 1)  # the right half has rotated the queries
 _BARS = gl.constexpr(4 * _SLOTS.value + 2)
 
 
 class _Staged(NamedTuple):
-    """What the roles share in shared memory."""
+    """The shared memory of all roles."""
 
     ckv: gl.shared_memory_descriptor  # [_SLOTS, 64, 512]
-    k_pe: gl.shared_memory_descriptor  # [_SLOTS, 64, 64]; then the weights
-    keeps: gl.shared_memory_descriptor  # bfloat16 [_SLOTS, 64]: what is kept of the sums so far
-    sums: gl.shared_memory_descriptor  # float32 [64]: what scales the answers
+    k_pe: gl.shared_memory_descriptor  # [_SLOTS, 64, 64]; later the weights
+    keeps: gl.shared_memory_descriptor  # bfloat16 [_SLOTS, 64]: factors of the sums so far
+    sums: gl.shared_memory_descriptor  # float32 [64]: factors of the outputs
     q_pe: gl.shared_memory_descriptor  # [64, 64]
-    q_last: gl.shared_memory_descriptor  # [64, 16]
+    q_last: gl.shared_memory_descriptor  # [64, 16]: the last latent columns of the queries
     bars: gl.shared_memory_descriptor  # int64 [_BARS, 1]
 
 
 class _Queries(NamedTuple):
-    """Columns of a query tile that are operands in registers; the others would not fit."""
+    """The latent columns of a query tile that are operands in registers; the rest does not fit."""
 
     q0: gl.tensor  # [64, 256]
     q1: gl.tensor  # [64, 128]
@@ -106,7 +113,11 @@ class _Queries(NamedTuple):
 
 @gluon.jit
 def _highest(s):
-    """Return the highest of each line of scores [64, 64]: by halving, so that few wait in turn."""
+    """Return the highest score of each line [64, 64].
+
+    The reduction halves the line in each step, so that the chain of dependent instructions is
+    short.
+    """
     highest = s
     for halving in gl.static_range(3):
         highest = gl.max(highest.reshape([64, 2, 32 >> halving]), 1)
@@ -118,14 +129,17 @@ def _weigh_tiles(
     step, segment, peak, total, q, staged, slot, phase, scale, BOX: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Store the weights of key tiles; return peak [64] and own sums [64, 4], theirs included."""
+    """Store the weights of the key tiles of a segment.
+
+    Returns the peak [64] and the own sums [64, 4] after these tiles, and the position in the ring.
+    """
     bars = staged.bars
     dtype: gl.constexpr = staged.ckv.dtype
     own_layout: gl.constexpr = gl.SliceLayout(1, total.type.layout)
     for visit in range(segment.tile_begin, segment.tile_end):
         tile = tile_of_visit(step, segment, visit)
         mbarrier.wait(bars.index(_FULL + slot), phase)
-        if BOX == 0:  # not copied by the engine that reads it next
+        if BOX == 0:  # threads copied the tile, and the tensor cores (async proxy) read it
             fence_async_shared()
         keys = staged.ckv.index(slot)
         s = gl.zeros([64, 64], gl.float32, layout)
@@ -160,7 +174,7 @@ def _weigh_tiles(
 
 @gluon.jit
 def _publish_row_sums(peak, total, staged):
-    """Hand the sums of weights [64] to both halves; return the lse."""
+    """Store the factors of the outputs [64] for both halves; return the lse."""
     is_empty = total == 0.0
     staged.sums.store(answer_factor(is_empty, total))
     mbarrier.arrive(staged.bars.index(_SUMMED))
@@ -171,7 +185,7 @@ def _publish_row_sums(peak, total, staged):
 def _weigh(
     step, q_nope, q_pe, answers, staged, softmax_scale, BOX: gl.constexpr, ROPE: gl.constexpr
 ):
-    """Compute the weights of every tile of every segment, and the lse."""
+    """Compute the weights of every tile of every segment, and the lse: the first warp group."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
@@ -194,7 +208,8 @@ def _weigh(
             copy_queries(step, segment, q_pe, staged.q_pe, 0, 64)
         async_copy.commit_group()
         async_copy.wait_group(0)
-        # 124 registers a thread; with the other 20 the compiler would serialise the products.
+        # These take 124 registers a thread. With the other 20 (`q_last`, `q_pe`) in registers too,
+        # the compiler would serialize the products.
         q = _Queries(
             lines.slice(0, 256, dim=1).load(operand),
             lines.slice(256, 128, dim=1).load(operand),
@@ -214,7 +229,8 @@ def _weigh(
             step, segment, peak, totals[0], q, staged, slot, phase, scale, BOX, layout
         )
         mbarrier.arrive(bars.index(_GO + slot))
-        mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
+        # Both halves have read the factors of the segment before.
+        mbarrier.wait(bars.index(_FULL + slot), phase)
         lse = _publish_row_sums(peak, gl.convert_layout(gl.sum(total, 1), pair_layout), staged)
         if step.FIXED_SPLITS > 0 and segment.suspends:
             leave_weighing(step, peak, (total,), answers)
@@ -225,7 +241,7 @@ def _weigh(
 
 @gluon.jit
 def _begin_summing(step, segment, answers, column, HALF: gl.constexpr, layout: gl.constexpr):
-    """Return the sums [64, 256] to begin with."""
+    """Return the sums [64, 256] with which a segment starts: zeros, or those of a state."""
     acc = gl.zeros([64, 256], gl.float32, layout)
     if step.FIXED_SPLITS > 0:
         if segment.resumes:
@@ -239,10 +255,13 @@ def _sum_tiles(
     step, segment, acc, keys, staged, table_row_ptr, slot, phase, HALF: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Add the weighted key tiles to the sums [64, 256], and keep the ring full."""
+    """Add the weighted values of a segment's key tiles to the sums [64, 256]; refill the ring.
+
+    Returns the sums, and the position in the ring.
+    """
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
-    all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
-    loads: gl.constexpr = arrivals(keys.BOX)  # of one half
+    all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # every warp loads all pairs
+    loads: gl.constexpr = arrivals(keys.BOX)  # arrivals of one half
     bars = staged.bars
     seq_len = segment.seq_len
     for visit in range(segment.tile_begin, segment.tile_end):
@@ -278,7 +297,7 @@ def _sum_tiles(
 
 @gluon.jit
 def _store_answers(step, segment, acc, sums, column, answers, layout: gl.constexpr):
-    """Store columns of the answers of a query tile, or keep them as those of its partial."""
+    """Store the columns [64, 256] of the outputs of a query tile, or of its partial result."""
     acc = acc * sums.load(layout)[:, None]
     if segment.is_whole:
         pairs = query_pairs(step, segment, layout)
@@ -294,14 +313,15 @@ def _store_answers(step, segment, acc, sums, column, answers, layout: gl.constex
 
 @gluon.jit
 def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
-    """Sum one half of the latent columns of every segment, and keep its half of the ring full.
+    """Compute half of the latent columns of every segment; refill this half of the ring.
 
-    The right half rotates the queries, if there is a rope. Beside the weights, in whose loop no
-    register is free, or in the left half, that takes up to 5 % longer.
+    This is the role of the second and the third warp group; HALF 0 is the left half. With a rope
+    the right half rotates the queries. The kernel would take up to 5 % longer if the left half
+    rotated them, or the first warp group, whose loop has no free register.
     """
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
-    loads: gl.constexpr = arrivals(keys.BOX)  # of one half
+    loads: gl.constexpr = arrivals(keys.BOX)  # arrivals of one half
     bars = staged.bars
     unit, end, row = program_work_range(step)
     slot = 0
@@ -319,9 +339,9 @@ def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
         slot, phase = stage_behind(q_slot, q_phase, _SLOTS)
         target = slot
         if HALF == 1:
-            loaded = load_q_pe(step, segment, q_pe, rope, 64, 4)  # ahead of the first keys
+            loaded = load_q_pe(step, segment, q_pe, rope, 64, 4)  # before the first keys
         for ahead in gl.static_range(_SLOTS):
-            if ahead == _SLOTS - 1:  # where the queries are staged
+            if ahead == _SLOTS - 1:  # this slot holds the queries until they are in registers
                 if HALF == 1 and rope.ROPE != "none":
                     staged.q_pe.store(rotated(loaded, rope))
                     fence_async_shared()
@@ -355,7 +375,7 @@ def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
 
 @gluon.jit
 def _decode(step, keys, q_nope, q_pe, rope, answers, softmax_scale):
-    """Set up shared memory, and start the roles."""
+    """Allocate shared memory, initialize the barriers, and start the roles."""
     dtype: gl.constexpr = q_nope.ptr.dtype.element_ty
     rows_layout: gl.constexpr = keys.ckv_desc.layout
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -372,7 +392,7 @@ def _decode(step, keys, q_nope, q_pe, rope, answers, softmax_scale):
     for bar in gl.static_range(_SLOTS, _BARS):
         mbarrier.init(bars.index(bar), count=1)
     fence_async_shared()
-    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    gdc_wait()  # this kernel starts before the step's earlier kernels end, and reads their results
     gdc_launch_dependents()
     gl.warp_specialize(
         [
@@ -394,7 +414,7 @@ def decode_tile_kernel(
     q_nope: Lines,  # [T, H, 512]
     q_pe: Lines,  # [T, H, 64]
     rope_tables: RopeTables,
-    cache_ptr,  # read where no box fits: rows of 512 + 64
+    cache_ptr,  # rows of 512 + 64; read if no box fits
     block_table_ptr,  # int32 [B, M]
     stride_table_row,
     stride_table_col,
@@ -405,8 +425,8 @@ def decode_tile_kernel(
     stride_lse_head,
     partials: Partials,
     softmax_scale,
-    ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 256]
-    k_pe_desc,  # the same, boxes [BOX, 64]
+    ckv_desc,  # [cache rows, 512 + 64], in boxes [BOX, 256]
+    k_pe_desc,  # the same tensor, in boxes [BOX, 64]
     tiles: Tiles,
     geometry: Geometry,
     ROPE: gl.constexpr,  # "none", "interleaved" or "neox"

@@ -1,16 +1,31 @@
-"""Split attention over e4m3 caches by 16-bit products in tiles of 64 pairs on Hopper (S-4 to S-7).
+"""Split attention over e4m3 caches with 16-bit products in tiles of 64 pairs on Hopper.
 
-Exact as ``decode_few_fp8.py`` is, with the same operands: ``S^T = K Q^T`` and ``O^T = V^T P^T``,
-keys and values unpacked to float16 in registers (``e4m3.py``), queries as float16 (``queries.py``).
-Here nothing is unpacked twice: one warpgroup unpacks keys and computes scores, two make weights of
-them and unpack values, half of the latent columns each. One warp copies key tiles into a ring of
-three; or four, key by key, where no box fits.
+The kernel implements rules S-4 to S-7, S-11 and S-20. It is exact like ``decode_few_fp8.py``, and
+has the same operands, ``S^T = K Q^T`` and ``O^T = V^T P^T``: keys and values are unpacked to
+float16 in registers (``e4m3.py``), and queries become float16 (``queries.py``).
 
-What those two wait for was begun a tile before: the next scores are computed, and ``PV`` of a tile
-ends, while weights are made. Scores and weights are handed on as [pairs, keys]. Four lanes hold the
-keys of a pair, its peak, and each the sum and the highest of its own; they ask one another only
-where a warp votes that one of its pairs may have to rise. The warpgroup of scores multiplies those
-by scales of keys, and hands on what else these need of them; of shares see ``shares.py``.
+The grid has a fixed number of programs. A program works on the segments of its share, one after
+another (``schedule.py``). It stores `out` and `lse` of whole groups, and partial results of the
+others, which ``combine.py`` joins. With FIXED_SPLITS it may wait for the state of another program
+(``split_handoff.py``).
+
+A program has three roles, and no code is unpacked twice for the same product:
+
+* one warp group unpacks keys and computes scores (``_score``);
+* two warp groups compute weights from the scores, and unpack values, half of the latent columns
+  each (``_answer``);
+* one warp, or four without boxes, copies key tiles into a ring of three stages (``copy_tiles``).
+
+The scores of a tile are computed, and ``PV`` of the tile before ends, while the weights of another
+tile are computed. So the two warp groups wait only for work that started a tile earlier. Scores and
+weights are in shared memory as [pairs, keys]. Four lanes hold the keys of a pair. Each has the peak
+of the pair, and the sum and the maximum of its own keys. The lanes exchange maxima only if a warp
+votes that one of its pairs may have to rise. The warp group of scores multiplies scores by the
+scales of keys, and stores the factors of weights that depend on these scales. For rows with several
+scales see ``scale_groups.py``.
+
+Barriers: ``staged`` and ``taken`` complete once for every segment, ``scored`` and ``weighed`` once
+for every key tile (see ``_Staged``), and ``ready`` and ``empty`` of the ring as in ``keys.py``.
 """
 
 from typing import NamedTuple
@@ -78,11 +93,11 @@ from paged_mla_optimized.kernels.hopper.softmax import (
 from paged_mla_optimized.triton_compat.gluon_names import read_as, thread_barrier
 
 _STAGES = gl.constexpr(3)
-_WARPS = gl.constexpr(8)  # that make weights and answers
+_WARPS = gl.constexpr(8)  # warps that compute weights and outputs
 _CHUNK = gl.constexpr(16)  # words of keys at a time
-_WORDS = gl.constexpr(128)  # two columns each, of one product's values
-_KEYS = gl.constexpr(16)  # of one product
-_OWN = gl.constexpr(8)  # neighbouring keys of a pair in a lane: 16 bytes of weights
+_WORDS = gl.constexpr(128)  # words, of two columns each, of the values of one product
+_KEYS = gl.constexpr(16)  # keys of one product of values
+_OWN = gl.constexpr(8)  # neighboring keys of a pair in a lane: 16 bytes of weights
 _SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 _ANSWERS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, 64, 16]))
 _PAIRS = gl.constexpr(gl.SliceLayout(0, _ANSWERS))
@@ -90,33 +105,37 @@ _BY_PAIR = gl.constexpr(gl.BlockedLayout([1, _OWN], [8, 4], [_WARPS, 1], [1, 0])
 _ALL_LANES = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [_WARPS, 1], [1, 0]))
 _ALL_FOUR = gl.constexpr(gl.BlockedLayout([4], [32], [_WARPS], [0]))
 _ALL_FOUR_OF_SCORES = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
-_IN_EVERY_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))  # of those of scores
+_IN_EVERY_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))  # of the warps of scores
 _EVERYWHERE = gl.constexpr(gl.BlockedLayout([_WARPS], [32], [_WARPS], [0]))
 
 
 class _Staged(NamedTuple):
-    """What the roles share in shared memory; barriers, two for a segment and two for a tile."""
+    """The shared memory of all roles, and barriers: two for each segment and two for each tile."""
 
-    q_nope: gl.shared_memory_descriptor  # float16 [2, 64, 256], see ``queries.py``; then answers
-    q_pe: gl.shared_memory_descriptor  # two halves as well, or bfloat16 [1, 64, 64]
-    s: gl.shared_memory_descriptor  # float32 [64 pairs, 64 keys], times scales of keys
+    q_nope: gl.shared_memory_descriptor  # float16 [2, 64, 256], see ``queries.py``; later outputs
+    q_pe: gl.shared_memory_descriptor  # float16 [2, 64, 32] or bfloat16 [1, 64, 64]
+    s: gl.shared_memory_descriptor  # float32 [64 pairs, 64 keys]: scores times scales of keys
     factors: (
         gl.shared_memory_descriptor
     )  # float16 [_STAGES, 64], see ``_publish_key_scales``; or None
-    lifts: gl.shared_memory_descriptor  # float32 [_STAGES, 4], all four ``lift_of``; likewise
-    ratios: gl.shared_memory_descriptor  # float16 [_STAGES * SHARES, 64], see ``shares.py``
+    lifts: gl.shared_memory_descriptor  # float32 [_STAGES, 4], all four the tile's lift; or None
+    ratios: gl.shared_memory_descriptor  # float16 [_STAGES * SHARES, 64] (``scale_groups.py``)
     weights: gl.shared_memory_descriptor  # float16 [2 or 1, 64 pairs, 64 keys]
-    keeps: gl.shared_memory_descriptor  # float32 [64, 4]: of each pair, what is kept of its sums
+    keeps: gl.shared_memory_descriptor  # float32 [64, 4]: factors of the sums so far of each pair
     rises: gl.shared_memory_descriptor  # int32 [_WARPS]: whether a peak of a warp's pairs rose
     staged: gl.shared_memory_descriptor  # the query tile of a segment is stored
-    taken: gl.shared_memory_descriptor  # that was waited for, so that it may complete again
+    taken: gl.shared_memory_descriptor  # the waits for `staged` are over; it may complete again
     scored: gl.shared_memory_descriptor  # the scores of a tile are stored
-    weighed: gl.shared_memory_descriptor  # they have been read
+    weighed: gl.shared_memory_descriptor  # the scores of a tile have been read
 
 
 @gluon.jit
 def _load_words(ring, stage, AT: gl.constexpr):
-    """Load words of a key tile as operands: k_pe ``[64, 32]``, then latents ``[64, _CHUNK]``."""
+    """Return words of a key tile as an operand.
+
+    AT 0 returns the words of k_pe ``[64, 32]``. From AT _CHUNK on the function returns the latent
+    words ``[64, _CHUNK]`` from ``AT - _CHUNK`` on.
+    """
     operand: gl.constexpr = gl.DotOperandLayout(0, _SCORES, 2)
     if AT == 0:
         part = ring.k_pe.index(stage)
@@ -127,7 +146,7 @@ def _load_words(ring, stage, AT: gl.constexpr):
 
 @gluon.jit
 def _queries_of(staged, zero, half: gl.constexpr, AT: gl.constexpr):
-    """Return what ``contracted`` multiplies words from `AT` on with."""
+    """Return the queries that multiply one `half` of the unpacked words of ``_load_words``."""
     if AT == 0:
         part = staged.q_pe.index(zero + half)
     else:
@@ -137,11 +156,11 @@ def _queries_of(staged, zero, half: gl.constexpr, AT: gl.constexpr):
 
 @gluon.jit
 def _publish_key_scales(key_scale, staged, stage):
-    """Hand on the lift of a tile, and float16 factors that weights of its keys' codes need.
+    """Store the lift of a tile, and the float16 factor of each key.
 
-    Weights times 2 ** lift are float16, and with these factors those of codes.
+    Weights times 2 ** lift become float16. Times these factors they are the weights of the codes.
     """
-    bits = gl.max(key_scale.to(gl.int32, bitcast=True), 0)  # one instruction, as no float has
+    bits = gl.max(key_scale.to(gl.int32, bitcast=True), 0)  # a warp has one instruction for this
     lift = lift_of(bits.to(gl.float32, bitcast=True))
     staged.factors.index(stage).store((key_scale * gl.exp2(-lift)).to(gl.float16))
     staged.lifts.index(stage).store(gl.full([4], 0.0, gl.float32, _ALL_FOUR_OF_SCORES) + lift)
@@ -149,7 +168,10 @@ def _publish_key_scales(key_scale, staged, stage):
 
 @gluon.jit
 def _store_scores(s, staged, ring, stage, turn, scales):
-    """Hand on the scores of the `turn`-th tile, of the stage before, once others have been read."""
+    """Store the scores of the `turn`-th tile after the scores of the tile before have been read.
+
+    The tile is in the stage before `stage`. Returns the number of the next tile.
+    """
     SHARES: gl.constexpr = scales.SHARES
     if scales.SCALES != "scalar":
         before = gl.where(stage == 0, _STAGES - 1, stage - 1)
@@ -169,7 +191,7 @@ def _store_scores(s, staged, ring, stage, turn, scales):
 
 @gluon.jit
 def _products(words, following, staged, ring, stage, zero):
-    """Return the scores of a tile; `words` and `following` are the first two chunks."""
+    """Return the scores of a tile, without scales; `words` and `following` are its first chunks."""
     s = gl.zeros([64, 64], gl.float32, _SCORES)
     for at in gl.static_range(0, 256 + _CHUNK, _CHUNK):
         left, right = contracted(words)
@@ -178,14 +200,14 @@ def _products(words, following, staged, ring, stage, zero):
             following = _load_words(ring, stage, at + 2 * _CHUNK)
         s = warpgroup_mma(left, _queries_of(staged, zero, 0, at), s, use_acc=at > 0, is_async=True)
         s = warpgroup_mma(right, _queries_of(staged, zero, 1, at), s, is_async=True)
-        if at > 2 * _CHUNK:  # those of three chunks may run, and read their registers
+        if at > 2 * _CHUNK:  # products of three chunks may still run, and read their registers
             warpgroup_mma_wait(6, deps=[left, right])
     return warpgroup_mma_wait(0, deps=[s])
 
 
 @gluon.jit
 def _products_of_shares(words, following, staged, ring, stage, zero, SHARES: gl.constexpr):
-    """Return the scores of a tile whose keys have a scale of each share."""
+    """Return the scores of a tile whose keys have a scale for each share; they include scales."""
     WIDTH: gl.constexpr = 256 // SHARES
     k_pe = read_as(ring.k_pe.index(stage), gl.bfloat16, [64, 64], ring.k_pe.layout)
     s = gl.zeros([64, 64], gl.float32, _SCORES)
@@ -200,7 +222,7 @@ def _products_of_shares(words, following, staged, ring, stage, zero, SHARES: gl.
         share = warpgroup_mma(right, q_right, share, is_async=True)
         last_left = left
         last_right = right
-        if at + _CHUNK < 256:  # unpacked while those run
+        if at + _CHUNK < 256:  # the next words are unpacked while these products run
             words = following
             if at + 2 * _CHUNK < 256:
                 following = _load_words(ring, stage, at + 3 * _CHUNK)
@@ -219,7 +241,10 @@ def _products_of_shares(words, following, staged, ring, stage, zero, SHARES: gl.
 
 @gluon.jit
 def _score(step, staged, ring, scales):
-    """Store the scores of every tile of every segment, but for the scales of pairs."""
+    """Store the scores of every tile of every segment, without the scales of pairs.
+
+    This is the role of the warp group of scores.
+    """
     unit, end, row = program_work_range(step)
     stage = 0
     phase = 0
@@ -240,7 +265,8 @@ def _score(step, staged, ring, scales):
             following = _load_words(ring, stage, FIRST + _CHUNK)
             if visit > segment.tile_begin:
                 turn = _store_scores(s, staged, ring, stage, turn, scales)
-            # Seen to vary: else what products are told of the queries is kept, in scarce registers.
+            # `zero` is 0, but the compiler cannot know this. Otherwise it would keep the
+            # descriptors of the queries in registers, which are scarce.
             zero = stage >> 8
             if scales.SHARES == 1:
                 s = _products(words, following, staged, ring, stage, zero)
@@ -255,19 +281,19 @@ def _score(step, staged, ring, scales):
 
 @gluon.jit
 def _own_highest(s):
-    """Return the highest, or NaN, [64, 4] of what each lane holds of a pair's scores [64, 64]."""
+    """Return the highest, or NaN, [64, 4] of the scores [64, 64] that each lane holds of a pair."""
     return gl.reduce(gl.reduce(s.reshape([64, 64 // 4 // _OWN, 4, _OWN]), 3, higher), 1, higher)
 
 
 @gluon.jit
 def _spread(own):
-    """Return what each lane knows of its pair, [64, 4], beside every score [64, 64]."""
+    """Return the numbers [64, 4] that each lane has for its pair, broadcast to scores [64, 64]."""
     beside = own[:, None, :, None].broadcast_to([64, 64 // 4 // _OWN, 4, _OWN]).reshape([64, 64])
     return gl.convert_layout(beside, _BY_PAIR, assert_trivial=True)
 
 
-# 0 and 1: the new peak, and whether one of the warp's may have risen; 2 to 4: the highest of what a
-# lane holds of its pair's scores, the peak, and what scores may reach before it rises.
+# Outputs 0 and 1: the new peak, and whether a peak of the warp may have risen. Inputs 2 to 4: the
+# highest score that a lane holds of its pair, the peak, and the score above which the peak rises.
 _RAISE = gl.constexpr("""{
     .reg .pred p;
     .reg .f32 x, y;
@@ -289,16 +315,18 @@ _RAISE = gl.constexpr("""{
 
 @gluon.jit
 def _have_risen(staged):
-    """Return whether a peak of any warp may have risen, once all have told."""
+    """Return whether a peak of any warp may have risen; all warps must have stored `rises`."""
     return gl.max(staged.rises.load(_EVERYWHERE), 0) > 0
 
 
 @gluon.jit
 def _raise_peaks(peak, highest, staged, EARLY: gl.constexpr):
-    """Return the peaks [64, 4] as ``softmax.py`` has them, or NaN, and what is kept of the sums.
+    """Return the peaks [64, 4], or NaN, the factors of the sums so far, and whether any peak rose.
 
-    `highest` is of what each lane holds. All warps are told of what is kept; and asked EARLY,
-    before weights are made, whether a peak of any may have risen.
+    `highest` is the highest score that each lane holds. The peaks rise as in ``softmax.py``. With
+    EARLY all warps synchronize here, before the weights are computed, to find out whether a peak of
+    any warp may have risen. Without EARLY the last result is True. If it is true, the function
+    stores the factors for all warps.
     """
     new_peak, rise = gl.inline_asm_elementwise(
         _RAISE, "=&f,=&r,f,f,f", [highest, peak, peak + LAZY], dtype=(gl.float32, gl.int32),
@@ -306,7 +334,7 @@ def _raise_peaks(peak, highest, staged, EARLY: gl.constexpr):
     )  # fmt: skip
     keep = gl.exp2(peak - new_peak)
     staged.rises.store(gl.max(rise.reshape([_WARPS, 32]), 1))
-    have_risen = True  # or so it seems
+    have_risen = True  # not known yet without EARLY
     if EARLY:
         thread_barrier()
         have_risen = _have_risen(staged)
@@ -317,9 +345,10 @@ def _raise_peaks(peak, highest, staged, EARLY: gl.constexpr):
 
 @gluon.jit
 def _weigh(step, segment, tile, peak, sums, scale, staged, stage, scales):
-    """Return the weights of a tile's codes, the peaks and own sums of all pairs, [64, 4].
+    """Return the weights of a tile's codes, and the peaks and own sums of all pairs, [64, 4].
 
-    And, of rows with shares, whether a peak of any warp may have risen.
+    The last result is whether a peak of any warp may have risen; it is valid for rows with several
+    scales only.
     """
     s = staged.s.load(_BY_PAIR)
     if tile >= segment.tile_edge:
@@ -343,23 +372,30 @@ def _weigh(step, segment, tile, peak, sums, scale, staged, stage, scales):
 
 @gluon.jit
 def _arrive_alone(bar):
-    """Arrive by every thread for itself, once it has what it read: no thread waits for others.
+    """Arrive at a barrier for each thread on its own, so that no thread waits for others.
 
-    As threads do whose copies have ended; these have begun none.
+    The instruction arrives when the asynchronous copies of the thread have ended; these threads
+    have started none.
     """
     async_copy.mbarrier_arrive(bar, increment_count=False)
 
 
 @gluon.jit
 def _load_values(keys, NUMBER: gl.constexpr):
-    """Load the values ``[_WORDS, _KEYS]`` of a product: low columns, then high ones."""
+    """Return the values ``[_WORDS, _KEYS]`` of product NUMBER.
+
+    Even numbers are the low columns of _KEYS keys, odd numbers the high columns of the same keys.
+    """
     part = keys.slice(NUMBER // 2 * _KEYS, _KEYS).slice(NUMBER % 2 * _WORDS, _WORDS, dim=1)
     return part.permute((1, 0)).load(value_words(_WORDS, _KEYS))
 
 
 @gluon.jit
 def _ratios_of(ratios, first, NUMBER: gl.constexpr, SHARES: gl.constexpr):
-    """Return the ratios ``[_WORDS, _KEYS]`` of what ``_load_values`` loads; `first` is a tile's."""
+    """Return the ratios ``[_WORDS, _KEYS]`` of the values of product NUMBER.
+
+    `first` is the index of the ratios of the tile's first share.
+    """
     gl.static_assert(SHARES == 4)
     half: gl.constexpr = gl.SliceLayout(0, value_words(_WORDS // 2, _KEYS))
     first += NUMBER % 2 * 2
@@ -375,9 +411,10 @@ def _ratios_of(ratios, first, NUMBER: gl.constexpr, SHARES: gl.constexpr):
 def _multiply(
     low, high, keys, weights, words, following, empty, ratios, stage, SHARES: gl.constexpr
 ):
-    """Begin to add a tile's values times its weights to sums of low and of high columns.
+    """Start to add a tile's values times its weights to the sums of low and of high columns.
 
-    `words` and `following` are of the first two products. The tile is given back to the ring.
+    `words` and `following` are the values of the first two products. The function frees the stage
+    of the tile.
     """
     PRODUCTS: gl.constexpr = 2 * 64 // _KEYS
     first = stage * SHARES
@@ -410,7 +447,10 @@ def _attend_tiles(
     step, segment, low, high, peak, sums, scale, staged, ring, stage, phase, turn,
     scales, BOX: gl.constexpr,
 ):  # fmt: skip
-    """Add the tiles of a segment to what ``_begin`` returned."""
+    """Add the key tiles of a segment to the results of ``_begin``: low, high, peak and sums.
+
+    Returns these, the position in the ring, and the number of tiles so far.
+    """
     BUFFERS: gl.constexpr = staged.weights.shape[0]
     low = warpgroup_mma_init(low)
     high = warpgroup_mma_init(high)
@@ -419,7 +459,7 @@ def _attend_tiles(
         mbarrier.wait(ring.ready.index(stage), phase)
         keys = ring.ckv.index(stage)
         mbarrier.wait(staged.scored, turn & 1)
-        if BOX > 0 and tile * 64 + 64 > segment.seq_len:  # e4m3 has a NaN, and 0 * NaN is one too
+        if BOX > 0 and tile * 64 + 64 > segment.seq_len:  # a code may be NaN, and 0 * NaN is NaN
             clear_tail(keys, segment.seq_len - tile * 64, 64, 256, _WARPS)
         of_codes, peak, sums, have_risen = _weigh(
             step, segment, tile, peak, sums, scale, staged, stage, scales
@@ -431,7 +471,8 @@ def _attend_tiles(
         weights.store(of_codes)
         if BUFFERS > 1:
             low, high = warpgroup_mma_wait(0, deps=[low, high])
-        # Those who unpack shares are waited for: what they begin with is there before the barrier.
+        # With several scales a key, the other roles wait for the unpacking of values. So its first
+        # operands are loaded before the barrier.
         if scales.SHARES > 1:
             words = _load_values(keys, 0)
             following = _load_values(keys, 1)
@@ -459,14 +500,17 @@ def _attend_tiles(
 
 @gluon.jit
 def _columns_at(pair):
-    """Return where low columns [256, 64] lie in a state of the pairs that lie at `pair`."""
+    """Return the offsets of low columns [256, 64] in a state of the pairs with indices `pair`."""
     column = gl.arange(0, 256, layout=gl.SliceLayout(1, _ANSWERS))
     return pair[None, :] * 512 + column[:, None]
 
 
 @gluon.jit
 def _begin(step, segment, answers):
-    """Return sums of low and high values, [256, 64], peaks and own sums [64, 4] to add to."""
+    """Return the first sums of low and high columns, [256, 64], and peaks and own sums [64, 4].
+
+    They come from a state if the segment resumes one.
+    """
     low = gl.zeros([256, 64], gl.float32, _ANSWERS)
     high = gl.zeros([256, 64], gl.float32, _ANSWERS)
     sums = own_sums(gl.zeros([64, 64], gl.float32, _BY_PAIR), _OWN)
@@ -481,7 +525,8 @@ def _begin(step, segment, answers):
             sums = gl.load(answers.partial_out_ptr + own_sums_at(sums, pair))
             of_pair = gl.convert_layout(pair, gl.SliceLayout(1, layout))
             peak = gl.load(answers.partial_lse_ptr + of_pair)[:, None].broadcast_to([64, 4])
-        # What is loaded in a branch would have products wait for each other (ptxas, C7515).
+        # Without ``opaque`` ptxas would serialize products whose accumulators are loaded in a
+        # branch (warning C7515).
         low = opaque(low)
         high = opaque(high)
     return low, high, peak, sums
@@ -489,7 +534,7 @@ def _begin(step, segment, answers):
 
 @gluon.jit
 def _leave(step, low, high, peak, sums, answers):
-    """Store what a split has come to so far, for another program to go on with."""
+    """Store the state of a split; another program continues from it."""
     layout: gl.constexpr = sums.type.layout
     pair = state_pairs(gl.program_id(0), 64, _PAIRS)
     ptrs = answers.partial_out_ptr + _columns_at(pair)
@@ -503,13 +548,13 @@ def _leave(step, low, high, peak, sums, answers):
 
 @gluon.jit
 def _store(step, segment, low, high, peak, sums, cache_scale, buffer, answers):
-    """Store the answers of a query tile, or keep them as its partial.
+    """Store out and lse of a query tile, or its partial result.
 
-    They leave through the buffer of the queries: no product reads those any more.
+    The outputs go through the buffer of the queries, which no product reads any more.
     """
     total = gl.sum(sums, 1)
     peak = gl.reduce(peak, 1, higher)
-    is_empty = (total == 0.0) & (peak == FLOOR)  # not so where a score is infinite
+    is_empty = (total == 0.0) & (peak == FLOOR)  # false if a score is infinite
     factor = gl.convert_layout(answer_factor(is_empty, total, cache_scale), _PAIRS)[None, :]
     low = low * factor
     high = high * factor
@@ -519,7 +564,10 @@ def _store(step, segment, low, high, peak, sums, cache_scale, buffer, answers):
 
 @gluon.jit
 def _stage(step, segment, q_nope, q_pe, rope, staged, scale, odd):
-    """Store a query tile; return `scale` less what made each pair's queries float16."""
+    """Store a query tile as float16.
+
+    Returns `scale` divided by the power of two that multiplies each pair's queries.
+    """
     nope, pe = load_query_tile(step, segment, q_nope, q_pe, rope, 512, 64, _WARPS)
     power = power_of(nope, pe)
     mbarrier.wait(staged.taken, odd ^ 1)
@@ -537,7 +585,7 @@ def _stage(step, segment, q_nope, q_pe, rope, staged, scale, odd):
 def _answer(
     step, q_nope, q_pe, rope, scales, answers, staged, ring, softmax_scale, BOX: gl.constexpr
 ):
-    """Make weights of the scores of every segment, and answers."""
+    """Compute the weights and the outputs of every segment: the role of the two warp groups."""
     cache_scale = gl.load(scales.ptr) if scales.SCALES == "scalar" else 1.0
     unit, end, row = program_work_range(step)
     stage = 0
@@ -566,7 +614,7 @@ def _answer(
 
 @gluon.jit
 def _barrier(COUNT: gl.constexpr):
-    """Return a barrier that completes each time it is arrived at as often as COUNT."""
+    """Return a barrier that completes after every COUNT arrivals."""
     bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(bar, count=COUNT)
     return bar
@@ -574,12 +622,12 @@ def _barrier(COUNT: gl.constexpr):
 
 @gluon.jit
 def _decode(step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale):
-    """Set up shared memory, and start the roles."""
+    """Allocate shared memory, initialize the barriers, and start the roles."""
     wide: gl.constexpr = keys.ckv_desc.layout
     slim: gl.constexpr = keys.k_pe_desc.layout
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     by_fours: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    # Fours of keys of two neighbouring pairs lie in banks of their own.
+    # Groups of four keys of two neighboring pairs are in different banks.
     of_scores: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     ckv = gl.allocate_shared_memory(gl.int16, [_STAGES, 64, 256], wide)
     P_WORDS: gl.constexpr = 32 if scales.SHARES == 1 else 64
@@ -619,7 +667,7 @@ def _decode(step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale):
         _barrier(1), _barrier(1), _barrier(1), _barrier(32 * _WARPS),
     )  # fmt: skip
     fence_async_shared()
-    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    gdc_wait()  # this kernel starts before the step's earlier kernels end, and reads their results
     gdc_launch_dependents()
     gl.warp_specialize(
         [
@@ -641,8 +689,8 @@ def decode_tile_exact_kernel(
     q_nope: Lines,  # [T, H, 512]
     q_pe: Lines,  # [T, H, 64]
     rope_tables: RopeTables,
-    cache_ptr,  # read where no box fits: e4m3 rows of 512 + 64, as bytes
-    scales_ptr,  # float32, one for all or [num_blocks, 1, G]; or the cache, whose rows have some
+    cache_ptr,  # e4m3 rows, as bytes; read if no box fits
+    scales_ptr,  # float32 [] or [num_blocks, 1, G]; or the cache, if rows contain scales
     block_table_ptr,  # int32 [B, M]
     stride_table_row,
     stride_table_col,
@@ -653,8 +701,8 @@ def decode_tile_exact_kernel(
     stride_lse_head,
     partials: Partials,
     softmax_scale,
-    ckv_desc,  # int16 [cache rows, 256 + 32], boxes [BOX, 256]
-    k_pe_desc,  # the same, boxes [BOX, 32]
+    ckv_desc,  # int16 [cache rows, words of a row], in boxes [BOX, 256]
+    k_pe_desc,  # the same tensor, in boxes [BOX, words of k_pe]
     tiles: Tiles,
     geometry: Geometry,
     scale_format: ScaleFormat,

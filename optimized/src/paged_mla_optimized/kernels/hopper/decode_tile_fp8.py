@@ -1,24 +1,36 @@
-"""Split attention by FP8 products in tiles of 64 query pairs on Hopper (rules S-4 to S-7).
+"""Split attention with FP8 products in tiles of 64 pairs on Hopper (S-4 to S-7, S-11, S-20).
 
-For e4m3 queries with a scale each, over an e4m3 cache with one scale. One warpgroup computes scores
-and softmax; two compute half of the latent columns of the answer each, and refill their half of the
-ring of five key tiles as they go: no warp only copies. ``PV`` of one tile runs while the softmax of
-the next does.
+The queries are e4m3 codes with one scale for each pair. The cache is e4m3 with one scale, or with
+scales of tokens or groups. ``common/quantize.py`` writes the queries in a launch before this one.
 
-Products of FP8 read both operands along what they sum over. ``QK`` has that in the copied tile. For
-``PV`` the values come from registers, transposed on the way: the tile is read as 16-bit elements,
-two columns each, and what four such elements of four keys hold is sorted by bytes into an even
-column and an odd one. The answers are transposed too, ``O^T = V^T P^T``: even columns are the rows
-of one accumulator, odd ones of another.
+The grid has a fixed number of programs. A program works on the segments of its share, one after
+another (``schedule.py``). It stores `out` and `lse` of whole groups, and partial results of the
+others, which ``combine.py`` joins. With FIXED_SPLITS it may wait for the state of another program
+(``split_handoff.py``).
 
-Every barrier of a slot completes once for every key tile, so that one phase bit serves them all:
+A program has three warp groups. The first (``_weigh``) computes scores and softmax. Each of the two
+others (``_answer``) computes half of the latent columns of the outputs, and copies its half of the
+keys into a ring of five slots. No warp only copies. ``PV`` of one tile runs during the softmax of
+the next tile.
 
-``full``     both halves are loaded
-``weighed``  the tile's weights are stored over its k_pe
-``go``       all of this tile's ``QK`` is issued, so ``PV`` of the tile before may start
+FP8 products require that both operands are contiguous along the contracted dimension. For ``QK``
+the copied tile is. For ``PV`` the values come from registers and are transposed on the way. The
+kernel reads the tile as 16-bit elements of two columns each. From four such elements, of four keys,
+it sorts the bytes into an even and an odd column. The outputs are transposed too,
+``O^T = V^T P^T``: even columns are the rows of one accumulator, and odd columns those of another.
+
+Every barrier of a slot completes once for every key tile, so that one phase bit serves all of them:
+
+``full``     both halves of the tile are loaded, and its scales are stored if keys have scales
+``weighed``  the weights of the tile are stored over its k_pe
+``go``       ``QK`` of this tile is issued, so that ``PV`` of the tile before may start
 ``left``     the left half has read the weights
 
-Weights are rounded to e4m3 before they are summed too: where one key dominates, its error cancels.
+Two more barriers complete once for every segment: ``summed``, when the factors of the outputs are
+stored, and ``read``, when both halves have read them.
+
+The kernel rounds weights to e4m3 before it sums them for the division of the outputs. If one key
+dominates, its rounding error cancels.
 """
 
 from typing import NamedTuple
@@ -81,23 +93,23 @@ from paged_mla_optimized.kernels.hopper.softmax import (
 from paged_mla_optimized.triton_compat.gluon_names import read_as
 
 _SLOTS = gl.constexpr(5)
-# Offsets of the barriers in their array: four meanings for each slot, then two single ones.
+# Offsets of the barriers in their array: four barriers for each slot, then two single ones.
 _FULL = gl.constexpr(0)
 _WEIGHED = gl.constexpr(_SLOTS.value)
 _GO = gl.constexpr(2 * _SLOTS.value)
 _LEFT = gl.constexpr(3 * _SLOTS.value)
-_SUMMED = gl.constexpr(4 * _SLOTS.value)  # what scales the answers is stored
-_READ = gl.constexpr(4 * _SLOTS.value + 1)  # both halves have read those
+_SUMMED = gl.constexpr(4 * _SLOTS.value)  # the factors of the outputs are stored
+_READ = gl.constexpr(4 * _SLOTS.value + 1)  # both halves have read these factors
 _BARS = gl.constexpr(4 * _SLOTS.value + 2)
 
-# Weights are at most 1.75 * 2 ** 8 = 448, and normal numbers of e4m3 down to 2 ** -6.
-_LIFT = gl.constexpr(4.0)  # of the highest weight when the peak was set, as an exponent
-_LAZY = gl.constexpr(4.0)  # how much further later ones may rise
+# Weights are at most 1.75 * 2 ** 8 = 448. Weights of at least 2 ** -6 are normal e4m3 numbers.
+_LIFT = gl.constexpr(4.0)  # log2 of the highest weight when the peak is set
+_LAZY = gl.constexpr(4.0)  # how far, in log2, later weights may exceed it before the peak rises
 
-_TINY = gl.constexpr(2.0**-126)  # keeps scales that vanish from making NaN of masked scores
-_LEAST = gl.constexpr(2.0**-90)  # a key's scale counts as this at least where its value is weighed
+_TINY = gl.constexpr(2.0**-126)  # a scale of 0 times a masked score of -inf would be NaN
+_LEAST = gl.constexpr(2.0**-90)  # smaller scales of keys count as this for the weights of values
 _E4M3 = gl.constexpr(gl.float8e4nv)
-_CKV = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))  # the same bytes as 16-bit elements have
+_CKV = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))  # the same bytes as with 16-bit elements
 _K_PE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
 _PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]))
 _VALUES = gl.constexpr(gl.DotOperandLayout(0, _PRODUCT, 4))
@@ -108,13 +120,13 @@ _VALUE_WORDS = gl.constexpr(
 
 
 class _Staged(NamedTuple):
-    """What the roles share in shared memory."""
+    """The shared memory of all roles."""
 
     ckv: gl.shared_memory_descriptor  # int16 [_SLOTS, 64, 256]
-    k_pe: gl.shared_memory_descriptor  # int16 [_SLOTS, 64, 32]; then the weights
+    k_pe: gl.shared_memory_descriptor  # int16 [_SLOTS, 64, 32]; later the weights
     key_scales: gl.shared_memory_descriptor  # float32 [3 * _SLOTS, 64], see ``_publish_key_scales``
-    keeps: gl.shared_memory_descriptor  # float32 [_SLOTS, 64]: what is kept of the sums so far
-    sums: gl.shared_memory_descriptor  # float32 [64]: what scales the answers
+    keeps: gl.shared_memory_descriptor  # float32 [_SLOTS, 64]: factors of the sums so far
+    sums: gl.shared_memory_descriptor  # float32 [64]: factors of the outputs
     q: gl.shared_memory_descriptor  # int16 [64, 256]
     q_pe: gl.shared_memory_descriptor  # int16 [64, 32]
     bars: gl.shared_memory_descriptor  # int64 [_BARS, 1]
@@ -123,20 +135,26 @@ class _Staged(NamedTuple):
 class _Queries(NamedTuple):
     """A query tile as operands."""
 
-    first: gl.tensor  # [64, 256], in registers: the others would not fit
+    first: gl.tensor  # [64, 256], in registers; the other columns do not fit in registers
     all: gl.shared_memory_descriptor  # [64, 512]
     pe: gl.shared_memory_descriptor  # [64, 64]
 
 
 @gluon.jit
 def _regroup(x, ROWS: gl.constexpr):
-    """Reorder the keys of each 16: those a thread holds of 16-bit elements become neighbours."""
+    """Return `x` [ROWS, 64] with the 16 keys of each group reordered.
+
+    The keys that a thread holds of 16-bit elements become neighbors.
+    """
     return x.reshape([ROWS, 4, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, 64])
 
 
 @gluon.jit
 def _columns(words):
-    """Return the even and the odd columns of int16 `words`, pairs of columns of four keys each."""
+    """Return the even and the odd columns of int16 `words`, which hold two columns each.
+
+    The keys come in fours.
+    """
     return gl.inline_asm_elementwise(
         "{ prmt.b32 $0, $2, $3, 0x6420; prmt.b32 $1, $2, $3, 0x7531; }", "=r,=r,r,r", [words],
         dtype=(gl.float8e4nv, gl.float8e4nv), is_pure=True, pack=4,
@@ -145,9 +163,9 @@ def _columns(words):
 
 @gluon.jit
 def _rounded(weights):
-    """Return positive `weights` with the three bits of mantissa that e4m3 keeps.
+    """Return positive `weights`, rounded to the three bits of mantissa of e4m3.
 
-    Rounded as integers, since ptxas 12.8 mixes up e4m3 values that are used twice.
+    The function rounds with integers, because ptxas 12.8 confuses e4m3 values that are used twice.
     """
     bits = weights.to(gl.int32, bitcast=True)
     return ((bits + 0x80000) & -0x100000).to(gl.float32, bitcast=True)
@@ -155,11 +173,11 @@ def _rounded(weights):
 
 @gluon.jit
 def _lifts(layout: gl.constexpr):
-    """Return the lift [64] of each pair of a tile.
+    """Return the lift [64] of each pair of a tile: log2 of the factor of its weights.
 
-    Neighbouring heads often weigh keys alike. With different lifts their weights lie elsewhere
-    between two numbers of e4m3, so that not all of them are rounded the same way. A lift multiplies
-    by such a number: weights that are all a power of two are still not rounded.
+    Neighboring heads often have similar weights. With different lifts their weights are at
+    different places between two e4m3 numbers, so that they are not all rounded in the same
+    direction. The factor is an e4m3 number, so that weights that are powers of two stay exact.
     """
     eighths = gl.arange(0, 64, layout=layout) % 7
     return _LIFT + gl.log2(1.0 + eighths.to(gl.float32) * 0.125)
@@ -167,9 +185,9 @@ def _lifts(layout: gl.constexpr):
 
 @gluon.jit
 def _masked(step, segment, s, first):
-    """Return the scores of keys from `first` on, those of keys that a query does not see -inf.
+    """Return the scores of keys from `first` on, with -inf for keys that a query does not see.
 
-    Keys are counted from where a thread's own begin, so that they are constants, not registers.
+    Keys are counted from the first key of a thread, so that they are constants, not registers.
     """
     eights = s.reshape([64, 8, 8])
     layout: gl.constexpr = eights.type.layout
@@ -189,15 +207,16 @@ def _weigh_tiles(
     step, segment, peak, totals, q, staged, slot, phase, scale, SCALES: gl.constexpr,
     BOX: gl.constexpr,
 ):  # fmt: skip
-    """Store the rounded weights of key tiles.
+    """Store the rounded weights of the key tiles of a segment.
 
     Returns
     -------
     peak : [64]
     totals : two tensors [64, 4]
-        Own sums of rounded weights, which answers are divided by, and of weights as they were, for
-        the lse: where many keys weigh the same, rounding moves all of them the same way.
-    slot, phase : of the ring, past these tiles
+        Own sums of rounded weights, which divide the outputs, and of exact weights, for the lse. If
+        many keys have the same weight, rounding changes all of them in the same direction.
+    slot, phase
+        Position in the ring after these tiles.
     """
     bars = staged.bars
     key_scales = staged.key_scales
@@ -210,7 +229,7 @@ def _weigh_tiles(
     for visit in range(segment.tile_begin, segment.tile_end):
         tile = tile_of_visit(step, segment, visit)
         mbarrier.wait(bars.index(_FULL + slot), phase)
-        if BOX == 0:  # not copied by the engine that reads it next
+        if BOX == 0:  # threads copied the tile, and the tensor cores (async proxy) read it
             fence_async_shared()
         keys = read_as(staged.ckv.index(slot), _E4M3, [64, 512], _CKV).permute((1, 0))
         k_pe = read_as(staged.k_pe.index(slot), _E4M3, [64, 64], _K_PE)
@@ -223,7 +242,7 @@ def _weigh_tiles(
         peak = warpgroup_mma_wait(3, deps=[peak])  # returns once the last product is queued
         mbarrier.arrive(bars.index(_GO + slot))
         s = warpgroup_mma_wait(0, deps=[s])
-        if SCALES != "scalar":  # powers of the weights of values, which hold their scales
+        if SCALES != "scalar":  # now the exponents of the weights of values, which include scales
             s = s * key_scales.index(3 * slot).load(key_layout)[None, :] * scale[:, None]
             s += key_scales.index(3 * slot + 1).load(key_layout)[None, :]
         if tile >= segment.tile_edge:
@@ -256,9 +275,9 @@ def _weigh_tiles(
 
 @gluon.jit
 def _publish_row_sums(peak, total, exact_total, cache_scale, staged, odd):
-    """Hand what scales their sums [64] to both halves; return the lse."""
-    is_empty = (total == 0.0) & (peak == FLOOR)  # not so where a score is infinite
-    mbarrier.wait(staged.bars.index(_READ), odd ^ 1)  # those before these
+    """Store the factors of the outputs [64] for both halves; return the lse."""
+    is_empty = (total == 0.0) & (peak == FLOOR)  # false if a score is infinite
+    mbarrier.wait(staged.bars.index(_READ), odd ^ 1)  # the factors of the segment before are read
     staged.sums.store(answer_factor(is_empty, total, cache_scale))
     mbarrier.arrive(staged.bars.index(_SUMMED))
     pair_layout: gl.constexpr = peak.type.layout
@@ -267,7 +286,7 @@ def _publish_row_sums(peak, total, exact_total, cache_scale, staged, odd):
 
 @gluon.jit
 def _weigh(step, lines, q_scale_ptr, scales, answers, staged, softmax_scale, BOX: gl.constexpr):
-    """Compute the weights of every tile of every segment, and the lse."""
+    """Compute the weights of every tile of every segment, and the lse: the first warp group."""
     pair_layout: gl.constexpr = gl.SliceLayout(1, _PRODUCT)
     q = read_as(staged.q, _E4M3, [64, 512], _CKV)
     q_pe = read_as(staged.q_pe, _E4M3, [64, 64], _K_PE)
@@ -276,7 +295,7 @@ def _weigh(step, lines, q_scale_ptr, scales, answers, staged, softmax_scale, BOX
     slot = 0
     phase = 0
     odd = 0
-    gdc_wait()  # for queries
+    gdc_wait()  # for the queries
     while unit < end:
         segment = find_segment(step, unit, end, row)
         row = segment.row
@@ -308,14 +327,14 @@ def _weigh(step, lines, q_scale_ptr, scales, answers, staged, softmax_scale, BOX
 
 @gluon.jit
 def _blocks_of_keys(keys, table_row_ptr, tile, seq_len):
-    """Load the block id of each key [64] of a tile."""
+    """Return the block of each key [64] of a tile, int64; see ``block_of_key``."""
     key = tile * 64 + gl.arange(0, 64, layout=_KEYS)
     return block_of_key(keys, table_row_ptr, key, seq_len).to(gl.int64)
 
 
 @gluon.jit
 def _scales_of_keys(keys, scales, blocks, tile):
-    """Load the scale of each key [64] of a tile; 1 where no block holds it."""
+    """Return the scale of each key [64] of a tile; 1 for keys in no block."""
     key = tile * 64 + gl.arange(0, 64, layout=_KEYS)
     return load_scales(
         scales.ptr, blocks, key % keys.block_size, scales.stride_block, keys.block_size,
@@ -325,8 +344,11 @@ def _scales_of_keys(keys, scales, blocks, tile):
 
 @gluon.jit
 def _publish_key_scales(scale, staged, slot, is_wanted):
-    """Hand on a tile's scales, logarithms of what counts as them, and reciprocals of that."""
-    counted = gl.where(gl.abs(scale) < _LEAST, _LEAST, scale)  # below 0 there is no logarithm
+    """Store the scales of a tile's keys, their logarithms and their reciprocals.
+
+    The logarithms and reciprocals are those of the scale, or of _LEAST for smaller magnitudes.
+    """
+    counted = gl.where(gl.abs(scale) < _LEAST, _LEAST, scale)  # log2 of a negative scale is NaN
     staged.key_scales.index(3 * slot).store(scale)
     staged.key_scales.index(3 * slot + 1).store(gl.log2(counted))
     staged.key_scales.index(3 * slot + 2).store(1.0 / counted)
@@ -337,9 +359,12 @@ def _publish_key_scales(scale, staged, slot, is_wanted):
 def _sum_tiles(
     step, segment, even, odd, keys, scales, staged, table_row_ptr, slot, phase, HALF: gl.constexpr
 ):
-    """Add weighted key tiles to sums [128, 64] of even and odd columns, and keep the ring full."""
+    """Add the weighted values of a segment's key tiles to the sums; refill the ring.
+
+    Returns the sums [128, 64] of even and of odd columns, and the position in the ring.
+    """
     pair_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
-    all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
+    all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # every warp loads all pairs
     hands_scales: gl.constexpr = scales.SCALES != "scalar" and HALF == 0
     bars = staged.bars
     seq_len = segment.seq_len
@@ -360,7 +385,7 @@ def _sum_tiles(
         if hands_scales:
             scale = _scales_of_keys(keys, scales, blocks, ahead)
         keep_bits = staged.keeps.index(slot).load(all_pairs).to(gl.int32, bitcast=True)
-        if gl.min(keep_bits, 0) < 0x3F800000:  # 1.0: positive numbers compare as integers do
+        if gl.min(keep_bits, 0) < 0x3F800000:  # 1.0; positive numbers compare like their bits
             keep = staged.keeps.index(slot).load(pair_layout)
             even = even * keep[None, :]
             odd = odd * keep[None, :]
@@ -385,7 +410,7 @@ def _sum_tiles(
 
 @gluon.jit
 def _begin_scales(step, segment, keys, scales, staged, table_row_ptr, slot):
-    """Hand on the scales of a segment's first key tiles, all loaded before any is awaited."""
+    """Store the scales of a segment's first key tiles; all loads start before the first wait."""
     loaded = ()
     for ahead in gl.static_range(_SLOTS):
         tile = tile_of_visit(step, segment, segment.tile_begin + ahead)
@@ -399,7 +424,7 @@ def _begin_scales(step, segment, keys, scales, staged, table_row_ptr, slot):
 
 @gluon.jit
 def _begin_tiles(step, segment, keys, scales, staged, table_row_ptr, slot, HALF: gl.constexpr):
-    """Ask for the first key tiles of a segment."""
+    """Start to copy this half of the first key tiles of a segment, and store their scales."""
     tile_begin = segment.tile_begin
     target = slot
     for visit in range(tile_begin, gl.minimum(tile_begin + _SLOTS, segment.tile_end)):
@@ -413,7 +438,7 @@ def _begin_tiles(step, segment, keys, scales, staged, table_row_ptr, slot, HALF:
 
 @gluon.jit
 def _factor(staged, parity):
-    """Return what scales the sums [128, 64] of a query tile, once it is known."""
+    """Wait for the factors of the outputs of a query tile, and return them, [1, 64]."""
     mbarrier.wait(staged.bars.index(_SUMMED), parity)
     factor = staged.sums.load(gl.SliceLayout(0, _PRODUCT))[None, :]
     mbarrier.arrive(staged.bars.index(_READ))
@@ -422,14 +447,14 @@ def _factor(staged, parity):
 
 @gluon.jit
 def _state_at(pairs, HALF: gl.constexpr):
-    """Return where the even columns [128, 64] of one half lie in a state, of `pairs` [64]."""
+    """Return the offsets of the even columns [128, 64] of one half in a state of `pairs` [64]."""
     couple = gl.arange(0, 128, layout=gl.SliceLayout(1, _PRODUCT))
     return pairs[None, :] * 512 + 256 * HALF + couple[:, None] * 2
 
 
 @gluon.jit
 def _begin_summing(step, segment, answers, HALF: gl.constexpr):
-    """Return the sums [128, 64] of even and of odd columns to begin with."""
+    """Return the first sums [128, 64] of even and of odd columns: zeros, or those of a state."""
     even = gl.zeros([128, 64], gl.float32, _PRODUCT)
     odd = gl.zeros([128, 64], gl.float32, _PRODUCT)
     if step.FIXED_SPLITS > 0:
@@ -443,7 +468,7 @@ def _begin_summing(step, segment, answers, HALF: gl.constexpr):
 
 @gluon.jit
 def _store_columns(columns, base_ptr, at, live, HALF: gl.constexpr):
-    """Store columns [128, 64, 2] of answers, those of a pair from `at` on."""
+    """Store columns [128, 64, 2] of outputs; those of a pair start at offset `at`."""
     columns_layout: gl.constexpr = gl.SliceLayout(1, columns.type.layout)
     couple = gl.arange(0, 128, layout=gl.SliceLayout(1, columns_layout))
     parity = gl.arange(0, 2, layout=gl.SliceLayout(0, columns_layout))
@@ -454,7 +479,7 @@ def _store_columns(columns, base_ptr, at, live, HALF: gl.constexpr):
 
 @gluon.jit
 def _store_answers(step, segment, even, odd, factor, answers, HALF: gl.constexpr):
-    """Store the answers of a query tile, or keep them as its partial."""
+    """Store half of the outputs of a query tile, or of its partial result."""
     columns = gl.join(even * factor, odd * factor)
     layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, columns.type.layout))
     partial = partial_pairs(step, segment, layout)
@@ -468,7 +493,11 @@ def _store_answers(step, segment, even, odd, factor, answers, HALF: gl.constexpr
 
 @gluon.jit
 def _answer(step, keys, scales, answers, staged, HALF: gl.constexpr):
-    """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
+    """Compute half of the latent columns of every segment; refill this half of the ring.
+
+    This is the role of the second and the third warp group; HALF 0 is the left half, which also
+    loads the scales of keys.
+    """
     unit, end, row = program_work_range(step)
     slot = 0
     phase = 0
@@ -497,7 +526,7 @@ def _answer(step, keys, scales, answers, staged, HALF: gl.constexpr):
 
 @gluon.jit
 def _decode(step, keys, lines, q_scale_ptr, scales, answers, softmax_scale):
-    """Set up shared memory, and start the roles."""
+    """Allocate shared memory, initialize the barriers, and start the roles."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ckv = gl.allocate_shared_memory(gl.int16, [_SLOTS, 64, 256], keys.ckv_desc.layout)
     k_pe = gl.allocate_shared_memory(gl.int16, [_SLOTS, 64, 32], keys.k_pe_desc.layout)
@@ -518,7 +547,7 @@ def _decode(step, keys, lines, q_scale_ptr, scales, answers, softmax_scale):
         mbarrier.init(bars.index(bar), count=1)
     mbarrier.init(bars.index(_READ), count=2)
     fence_async_shared()
-    gdc_launch_dependents()  # all but the one that quantizes queries have ended, see there
+    gdc_launch_dependents()  # only the launch that quantizes queries may still run (quantize.py)
     gl.warp_specialize(
         [
             (
@@ -538,8 +567,8 @@ def decode_tile_fp8_kernel(
     work: Work,
     q_ptr,  # e4m3 [T, H, 512 + 64], as bytes
     q_scale_ptr,  # float32 [T, H]
-    cache_ptr,  # read where no box fits: e4m3 rows of 512 + 64, as bytes
-    scales_ptr,  # float32 [], or [num_blocks, 1, G]
+    cache_ptr,  # e4m3 rows of 512 + 64, as bytes; read if no box fits
+    scales_ptr,  # float32 [] or [num_blocks, 1, G]
     block_table_ptr,  # int32 [B, M]
     stride_table_row,
     stride_table_col,
@@ -548,10 +577,10 @@ def decode_tile_fp8_kernel(
     lse_ptr,  # float32 [T, H]
     stride_lse_token,
     stride_lse_head,
-    partials: Partials,  # float32 with FIXED_SPLITS, else of the type of answers
+    partials: Partials,  # `out` is float32 with FIXED_SPLITS, otherwise of the type of outputs
     softmax_scale,
-    ckv_desc,  # int16 [cache rows, 256 + 32], boxes [BOX, 128]
-    k_pe_desc,  # the same, boxes [BOX, 32]
+    ckv_desc,  # int16 [cache rows, 256 + 32], in boxes [BOX, 128]
+    k_pe_desc,  # the same tensor, in boxes [BOX, 32]
     tiles: Tiles,
     geometry: Geometry,
     scale_format: ScaleFormat,

@@ -1,9 +1,9 @@
-"""e4m3 values of a key tile as float16 operands in registers, which is exact.
+"""Unpack the e4m3 codes of a key tile to float16 operands in registers, which is exact.
 
-A tile is read from shared memory as int16, two neighbouring latent columns an element, in the
-layout that the tensor cores want of 16-bit operands. What a thread then holds of 8-bit columns is
-not in order, but orders that cost nothing serve as well: a contraction may run over its columns in
-any order, and answers may be held in another, until they are stored.
+A kernel loads a tile from shared memory as int16 elements of two neighboring latent columns each,
+in the layout that the tensor cores require of 16-bit operands. The 8-bit columns of a thread are
+then not in order. But their order costs nothing: a contraction may run over its columns in any
+order, and the columns of outputs may be in another order until they are stored.
 """
 
 from triton.experimental import gluon
@@ -13,9 +13,10 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def contracted(pairs):
-    """Unpack keys ``[keys, columns / 2]`` to be contracted over their columns.
+    """Return the two float16 operands of keys ``[keys, columns / 2]`` for sums over columns.
 
-    Returns columns (0, 1), (4, 5), ... and columns (2, 3), (6, 7), ..., float16, both as wide.
+    The first has columns (0, 1), (4, 5), ..., and the second has columns (2, 3), (6, 7), ... Both
+    have the shape of `pairs`.
     """
     return gl.inline_asm_elementwise(
         "{ .reg .b16 low, high; mov.b32 {low, high}, $2;"
@@ -30,7 +31,7 @@ def contracted(pairs):
 
 @constexpr_function
 def value_words(words, keys, warps=8):
-    """Return the layout of ``[columns / 2, keys]`` that ``values_of`` takes from so many warps."""
+    """Return the layout of ``[columns / 2, keys]`` that ``values_of`` takes, for 4 or 8 warps."""
     along = [[0, 1 << i] for i in range(4, (keys - 1).bit_length())]
     across = [[1 << i, 0] for i in range(6 if warps == 8 else 5, (words - 1).bit_length())]
     return gl.DistributedLinearLayout(
@@ -44,7 +45,7 @@ def value_words(words, keys, warps=8):
 
 @gluon.jit
 def _times(x, y):
-    """Multiply float16 tensors, two elements at a time."""
+    """Return the product of float16 tensors, computed two elements at a time."""
     return gl.inline_asm_elementwise(
         "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, y], dtype=gl.float16, is_pure=True, pack=2
     )
@@ -52,10 +53,10 @@ def _times(x, y):
 
 @gluon.jit
 def values_of(words, layout: gl.constexpr, ratios=None):
-    """Unpack values ``[columns / 2, keys]``, in ``value_words``, to an operand ``[columns, keys]``.
+    """Return the operand ``[columns, keys]`` of values ``[columns / 2, keys]`` in ``value_words``.
 
-    Of each 16 columns the even ones come first; ``in_order`` undoes that. Float16 `ratios`, of
-    pairs of columns as `words` are, multiply what is unpacked.
+    The even columns of each 16 columns come first; ``in_order`` restores the order. The function
+    multiplies the unpacked values by float16 `ratios` of the shape of `words`, if there are any.
     """
     WORDS: gl.constexpr = words.shape[0]
     KEYS: gl.constexpr = words.shape[1]
@@ -78,7 +79,7 @@ def values_of(words, layout: gl.constexpr, ratios=None):
 
 @gluon.jit
 def in_order(answers):
-    """Return answers ``[columns, pairs]`` as ``[pairs, columns]``, columns in order."""
+    """Return outputs ``[columns, pairs]`` as ``[pairs, columns]`` with the columns in order."""
     COLUMNS: gl.constexpr = answers.shape[0]
     PAIRS: gl.constexpr = answers.shape[1]
     answers = answers.reshape([COLUMNS // 16, 2, 8, PAIRS]).permute((3, 0, 2, 1))

@@ -1,4 +1,8 @@
-"""Key tiles of a paged cache on their way to shared memory."""
+"""Copy key tiles of a paged cache, and the scales of keys, to shared memory.
+
+A *box* is the rectangle of one TMA copy: BOX keys by some columns. Keys in blocks that no box fits
+are copied one by one, with ``cp.async``.
+"""
 
 from typing import NamedTuple
 
@@ -19,25 +23,25 @@ from paged_mla_shared import formats
 
 GROUPS_PER_BLOCK = gl.constexpr(formats.GROUPS_PER_BLOCK)
 
-# Of keys: 128 bytes of four lines at a time, so that a thread keeps few addresses.
+# A warp copies 128 bytes of four keys at a time, so that a thread keeps few addresses.
 _KEY_LINES = gl.constexpr(lines_layout(8))
 
 
 class Geometry(NamedTuple):
-    """How blocks lie in a cache of words of 16 bits, and how their keys are copied."""
+    """The places of blocks in a cache of 16-bit words, and the size of copies."""
 
     block_size: gl.constexpr
     block_rows: gl.constexpr  # rows of the cache from one block to the next
-    stride_cache_row: gl.constexpr
+    stride_cache_row: gl.constexpr  # words from one row to the next
     BOX: gl.constexpr  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
 
 
 class Keys(NamedTuple):
-    """A paged cache, as rows of words of 16 bits, and its ``Geometry``."""
+    """A paged cache, as rows of 16-bit words, and its ``Geometry``."""
 
-    cache_ptr: gl.tensor  # read where no box fits
-    ckv_desc: gl.tensor  # [cache rows, words of a row], boxes of latent columns
-    k_pe_desc: gl.tensor  # the same, boxes of rotated ones
+    cache_ptr: gl.tensor  # read if no box fits
+    ckv_desc: gl.tensor  # [cache rows, words of a row], in boxes of latent columns
+    k_pe_desc: gl.tensor  # the same tensor, in boxes of the rotated columns
     block_table_ptr: gl.tensor  # int32 [B, M]
     stride_table_row: gl.tensor
     stride_table_col: gl.tensor
@@ -49,35 +53,35 @@ class Keys(NamedTuple):
 
 
 class ScaleFormat(NamedTuple):
-    """Where the scales of keys lie."""
+    """The places of the scales of keys."""
 
     stride_block: gl.constexpr
-    SCALES: gl.constexpr  # as MlaConfig.scales says
+    SCALES: gl.constexpr  # a value of MlaConfig.scales
     SHARES: gl.constexpr  # scales of a key
 
 
 class Scales(NamedTuple):
     """Scales of the keys of a cache, and their ``ScaleFormat``."""
 
-    ptr: gl.tensor  # float32, one for all or [num_blocks, 1, G]; or the cache, whose rows have some
+    ptr: gl.tensor  # float32 [] or [num_blocks, 1, G]; or the cache, if rows contain scales
     stride_block: gl.constexpr
     SCALES: gl.constexpr
     SHARES: gl.constexpr
 
 
 class Ring(NamedTuple):
-    """Key tiles in shared memory, filled by one role and read by the others."""
+    """A ring of key tiles in shared memory: one role fills its stages, the others read them."""
 
     ckv: gl.shared_memory_descriptor  # [STAGES, TILE_N, words]
-    k_pe: gl.shared_memory_descriptor
+    k_pe: gl.shared_memory_descriptor  # [STAGES, TILE_N, words]
     key_scales: gl.shared_memory_descriptor  # float32 [STAGES * SHARES, TILE_N], or None
-    ready: gl.shared_memory_descriptor  # a stage is filled
-    empty: gl.shared_memory_descriptor  # it has been read
+    ready: gl.shared_memory_descriptor  # barriers: a stage is filled
+    empty: gl.shared_memory_descriptor  # barriers: all readers have read a stage
 
 
 @gluon.jit
 def next_stage(stage, phase, STAGES: gl.constexpr):
-    """Return the stage after a stage of a ring, and its phase, the bit that barriers wait for."""
+    """Return the next stage of a ring, and its phase: the bit that waits on its barriers take."""
     stage += 1
     phase = gl.where(stage == STAGES, phase ^ 1, phase)
     stage = gl.where(stage == STAGES, 0, stage)
@@ -86,9 +90,10 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def stage_behind(stage, phase, STAGES: gl.constexpr):
-    """Return what ``next_stage`` returns, for kernels that go on using `stage`.
+    """Return the result of ``next_stage``, for kernels that use `stage` afterwards.
 
-    The instructions are others, and each kernel keeps those that it was measured with.
+    This function compiles to other instructions. Each kernel keeps the version with which it was
+    measured.
     """
     behind = gl.where(stage == STAGES - 1, 0, stage + 1)
     return behind, gl.where(stage == STAGES - 1, phase ^ 1, phase)
@@ -96,13 +101,13 @@ def stage_behind(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def table_of_row(keys, row):
-    """Return where a row's line of the block table begins."""
+    """Return the pointer to a row's line of the block table."""
     return keys.block_table_ptr + row.to(gl.int64) * keys.stride_table_row
 
 
 @gluon.jit
 def clear_tail(tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr):
-    """Zero keys [valid, TILE_N) of a tile in shared memory: 0 * NaN must not reach a sum."""
+    """Set keys [valid, TILE_N) of a tile in shared memory to 0: 0 * NaN must not reach a sum."""
     layout: gl.constexpr = lines_layout(8, WARPS)
     key = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, layout))
     for column in gl.static_range(0, WIDTH, 64):
@@ -113,21 +118,21 @@ def clear_tail(tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl
 
 @gluon.jit
 def block_of_key(keys, table_row_ptr, key, seq_len):
-    """Return the block that holds `key`, or `num_blocks`.
+    """Return the block of `key`, or `num_blocks` if there is none.
 
-    That is what is found past `seq_len`, where the table is not read, and for an id of no block.
+    There is none past `seq_len`, where the function does not read the table, and for invalid ids.
     """
     entry = (key // keys.block_size).to(gl.int64) * keys.stride_table_col
     block = gl.load(table_row_ptr + entry, mask=key < seq_len, other=-1)
-    # Unsigned, those below 0 are the largest.
+    # As unsigned integers, negative ids are the largest numbers.
     return gl.minimum(block.to(gl.uint32), keys.num_blocks.to(gl.uint32)).to(gl.int32)
 
 
 @gluon.jit
 def _cache_row(keys, table_row_ptr, key, seq_len):
-    """Return which row of the cache holds `key`; one behind the cache where none does.
+    """Return the cache row of `key`; a row past the end of the cache if the key has no block.
 
-    What lies outside the cache is filled with zeros, and not read.
+    Copies do not read rows outside the cache, but fill them with zeros.
     """
     block = block_of_key(keys, table_row_ptr, key, seq_len)
     return block * keys.block_rows + key % keys.block_size
@@ -135,7 +140,7 @@ def _cache_row(keys, table_row_ptr, key, seq_len):
 
 @gluon.jit
 def first_row(keys, table_row_ptr, tile, seq_len, TILE_N: gl.constexpr):
-    """Return the row of the cache that holds a tile's first key, or without boxes all its rows."""
+    """Return the cache row of a tile's first key; without boxes, the rows of all its keys."""
     key = tile * TILE_N
     if keys.BOX == 0:
         key += gl.arange(0, TILE_N, layout=gl.SliceLayout(1, _KEY_LINES))
@@ -144,9 +149,10 @@ def first_row(keys, table_row_ptr, tile, seq_len, TILE_N: gl.constexpr):
 
 @gluon.jit
 def _copy_keys(keys, at, buffer, FIRST: gl.constexpr, WIDTH: gl.constexpr):
-    """Begin to copy columns [FIRST, FIRST + WIDTH) of the rows `at` of the cache, one by one.
+    """Start to copy columns [FIRST, FIRST + WIDTH) of the cache rows `at`, one by one.
 
-    For blocks that no box of the copy engine fits. Rows outside the cache are zeros.
+    The kernels use this function if no box of the copy engine fits a block. Rows outside the cache
+    become zeros.
     """
     line = at.to(gl.int64) * keys.stride_cache_row
     is_cached = at.to(gl.uint32) < (keys.num_blocks * keys.block_rows).to(gl.uint32)
@@ -155,7 +161,10 @@ def _copy_keys(keys, at, buffer, FIRST: gl.constexpr, WIDTH: gl.constexpr):
 
 @constexpr_function
 def arrivals(box):
-    """Return how often one ``copy_tile`` arrives: each thread of four warps, or the engine."""
+    """Return how often ``copy_tile`` arrives at a barrier: for each thread of four warps, or once.
+
+    The copy engine (TMA) arrives once.
+    """
     return 128 if box == 0 else 1
 
 
@@ -164,9 +173,10 @@ def copy_tile(
     keys, ckv, k_pe, ready, at, table_row_ptr, tile, seq_len, R: gl.constexpr,
     FIRST: gl.constexpr, WIDTH: gl.constexpr, WITH_K_PE: gl.constexpr,
 ):  # fmt: skip
-    """Ask for latent columns [FIRST, FIRST + WIDTH) of a key tile, and for its k_pe, from R on.
+    """Start to copy latent columns [FIRST, FIRST + WIDTH) of a key tile, and its k_pe from R on.
 
-    `at` is its ``first_row``. Without boxes four warps copy; `ready` counts ``arrivals``.
+    `at` is the ``first_row`` of the tile. Without boxes four warps copy. The barrier `ready` counts
+    ``arrivals``.
     """
     TILE_N: gl.constexpr = ckv.shape[0]
     P: gl.constexpr = k_pe.shape[1]
@@ -189,7 +199,10 @@ def copy_tile(
 
 @constexpr_function
 def tile_arrivals(box, scales):
-    """Return how often ``copy_tiles`` arrives for a tile: a warp's threads ask for its scales."""
+    """Return how often ``copy_tiles`` arrives for a tile.
+
+    With boxes, each thread of a warp arrives once more if it copies scales.
+    """
     return arrivals(box) + (32 if box > 0 and has_key_scales(scales) else 0)
 
 
@@ -197,7 +210,7 @@ def tile_arrivals(box, scales):
 def _first_scales(
     keys, scales, table_row_ptr, tile, seq_len, R: gl.constexpr, TILE_N: gl.constexpr
 ):
-    """Return where the first scale of each key of a tile lies, and which keys are cached."""
+    """Return the offset of the first scale of each key of a tile, and which keys have a block."""
     WARPS: gl.constexpr = 4 if keys.BOX == 0 else 1
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     key = tile * TILE_N + gl.arange(0, TILE_N, layout=layout)
@@ -215,7 +228,7 @@ def _first_scales(
 
 @gluon.jit
 def _copy_scales(scales, at, exists, buffer, stage):
-    """Begin to copy the scales of a tile's keys; those of keys past the row are zero."""
+    """Start to copy the scales of a tile's keys; scales of keys without a block are zero."""
     scales_ptr = scales.ptr.to(gl.pointer_type(gl.float32))
     for share in gl.static_range(scales.SHARES):
         copy_elements(
@@ -225,9 +238,9 @@ def _copy_scales(scales, at, exists, buffer, stage):
 
 @gluon.jit
 def copy_tiles(step, keys, scales, ring, R: gl.constexpr):
-    """Fill the ring with the key tiles of every segment of this part, and scales of the keys.
+    """Fill the ring with the key tiles of every segment of this program, and with their scales.
 
-    A tile has R words of latent columns.
+    This is the role of the copying warps. A row has R words of latent columns.
     """
     SCALES: gl.constexpr = scales.SCALES
     STAGES: gl.constexpr = ring.ready.shape[0]

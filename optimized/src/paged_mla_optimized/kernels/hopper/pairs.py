@@ -1,4 +1,4 @@
-"""The pairs of token and head of a segment: what they see, and where partials and states lie."""
+"""The pairs of token and head of a segment: their mask, and the places of partials and states."""
 
 from typing import NamedTuple
 
@@ -21,13 +21,13 @@ class Pairs(NamedTuple):
 
     token: gl.tensor  # int64
     head: gl.tensor  # int64
-    index: gl.tensor  # of the token in its row
-    live: gl.tensor
+    index: gl.tensor  # index of the token in its row
+    live: gl.tensor  # bool: whether the pair exists
 
 
 @gluon.jit
 def query_pairs(step, segment, layout: gl.constexpr):
-    """Unfold a query tile into its pairs."""
+    """Return the ``Pairs`` of a query tile, [TILE_M] each."""
     start = gl.load(step.token_starts_ptr + segment.row)
     query_len = gl.load(step.token_starts_ptr + segment.row + 1) - start
     pair = segment.tile_m * step.TILE_M + gl.arange(0, step.TILE_M, layout=layout)
@@ -38,7 +38,7 @@ def query_pairs(step, segment, layout: gl.constexpr):
 
 @gluon.jit
 def sees(step, key, seq_len, context_len, index, token, live):
-    """Return which queries see which keys (S-4); `key` broadcasts with `index` and `token`."""
+    """Return whether queries see keys (S-4), as bool; `key` broadcasts with `index` and `token`."""
     if step.MASK == "causal":
         visible = (key <= context_len + index) & (key < seq_len)
     elif step.MASK == "non_causal":
@@ -47,7 +47,7 @@ def sees(step, key, seq_len, context_len, index, token, live):
         node = key - context_len
         is_draft = (node >= 0) & (key < seq_len)
         at = token * step.TREE_WORDS + (node >> 5)
-        context = gl.where(node < 0, -1, 0)  # every query sees it
+        context = gl.where(node < 0, -1, 0)  # every query sees every key of the context
         word = gl.load(step.tree_words_ptr + at, mask=is_draft & live, other=context)
         visible = ((word >> (node & 31)) & 1) != 0
     return visible
@@ -55,7 +55,7 @@ def sees(step, key, seq_len, context_len, index, token, live):
 
 @gluon.jit
 def without_unseen(step, segment, scores, key, pairs, KEY_AXIS: gl.constexpr):
-    """Return scores, those of keys that a query does not see -inf."""
+    """Return the scores, with -inf for keys that a query does not see."""
     PAIR_AXIS: gl.constexpr = 1 - KEY_AXIS
     visible = sees(
         step, key.expand_dims(PAIR_AXIS), segment.seq_len, segment.context_len,
@@ -67,7 +67,7 @@ def without_unseen(step, segment, scores, key, pairs, KEY_AXIS: gl.constexpr):
 
 @gluon.jit
 def masked(step, segment, scores, tile, KEY_AXIS: gl.constexpr):
-    """Return what ``without_unseen`` does of the scores of a key tile, whose pairs it finds."""
+    """Return the scores of a key tile, with -inf for keys that a query does not see."""
     layout: gl.constexpr = scores.type.layout
     key_layout: gl.constexpr = gl.SliceLayout(1 - KEY_AXIS, layout)
     key = tile * step.TILE_N + gl.arange(0, step.TILE_N, layout=key_layout)
@@ -77,16 +77,17 @@ def masked(step, segment, scores, tile, KEY_AXIS: gl.constexpr):
 
 @gluon.jit
 def partial_pairs(step, segment, layout: gl.constexpr):
-    """Return where the pairs of a segment's partial lie."""
+    """Return the indices of the pairs of a segment among all partial results, [TILE_M]."""
     tile = partial_of_segment(step, segment, step.FIXED_SPLITS)
     return tile * step.TILE_M + gl.arange(0, step.TILE_M, layout=layout)
 
 
 @gluon.jit
 def kept_pairs(step, segment, layout: gl.constexpr):
-    """Return which pairs of a query tile have a place of their own among the partials.
+    """Return whether each pair of a query tile owns a place among the partial results.
 
-    All of them, but with FIXED_SPLITS none of a lane without queries.
+    All pairs do, except with FIXED_SPLITS: there only pairs that exist do, so that a lane without
+    queries writes nothing.
     """
     kept = gl.full([step.TILE_M], True, gl.int1, layout)
     if step.FIXED_SPLITS > 0:
@@ -96,15 +97,19 @@ def kept_pairs(step, segment, layout: gl.constexpr):
 
 @gluon.jit
 def state_pairs(program, TILE_M: gl.constexpr, layout: gl.constexpr):
-    """Return where the pairs of a program's state lie; the same again follows, for what is left."""
+    """Return the indices of the pairs of a program's state among all partial results, [TILE_M].
+
+    TILE_M more places follow, which store the other parts of the state.
+    """
     pair = state_of_program(program) * TILE_M + gl.arange(0, TILE_M, layout=layout)
-    # Otherwise addresses of states would be found before all loops, and spilled.
+    # Without ``opaque`` the compiler hoists the addresses of states out of all loops and spills
+    # them.
     return opaque(pair).to(gl.int64)
 
 
 @gluon.jit
 def taken_pairs(step, role, layout: gl.constexpr):
-    """Wait for the state that this role goes on with; return where its pairs lie."""
+    """Wait for the state that this role continues from; return the indices of its pairs."""
     source, word_ptr = await_state(step, role, step.FIXED_SPLITS)
     thread_barrier()
     forget_state(word_ptr)
@@ -113,6 +118,6 @@ def taken_pairs(step, role, layout: gl.constexpr):
 
 @gluon.jit
 def state_stored(step, role):
-    """Let another program go on with what all threads of this role have stored."""
+    """Publish the state of this role after all its threads have stored their part of it."""
     thread_barrier()
     leave_state(step, role, step.FIXED_SPLITS)

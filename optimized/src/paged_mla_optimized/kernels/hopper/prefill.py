@@ -1,26 +1,32 @@
-"""Attention of whole prompts on Hopper: 128 queries of one head, blocks of 128 keys.
+"""Attention of whole prompts on Hopper, over keys and values of each head (rules S-4 to S-7).
 
-One warpgroup copies, two compute 64 queries each, with a ring of two blocks of keys and two of
-values. A tile's blocks are walked from the last one back, so that masks come first. In step `g`
-each computing warpgroup issues `QK` of block `g` and `PV` of block `g - 1`, and has the softmax of
-`g` run beside that `PV` and the other warpgroup's products. Steps are counted across tiles: the
-first `QK` of a tile runs beside the last `PV` of the tile before. The two take turns in issuing,
-half a step apart.
+An item is one query tile of 128 tokens of one head (``common/prefill_plan.py``). The grid has a
+fixed number of programs. Each program works on one item after another. Its first item has the
+number of the program. Near the end of each item it claims the next one with an atomic counter, so
+that the first free program takes the longest remaining item.
 
-Each program claims its next item (see ``kernels/common/prefill_plan.py``) only as it comes to the
-end of one: whoever is free first takes the longest item left.
+A program has three warp groups. One copies (``_copy``), with a ring of two blocks of 128 keys and
+two blocks of values. Each of the other two computes 64 queries of the tile (``_compute``). They
+process the blocks of a tile from the last one to the first, so that masked blocks come first. In
+step `g` a computing warp group issues `QK` of block `g` and `PV` of block `g - 1`. Its softmax of
+block `g` runs at the same time as this `PV` and the products of the other warp group. Steps are
+counted across tiles: the first `QK` of a tile runs at the same time as the last `PV` of the tile
+before. The two warp groups issue their products alternately, half a step apart.
+
+Each barrier completes when the statement in the table is true:
 
 ==================  ==========================================================================
-``k_full``          a block's keys are loaded
-``v_full``          its values are
-``k_read0``, ``1``  one warpgroup is through with a block's keys
-``v_read``          both are with its values
-``q_full``          a warpgroup's queries are loaded
-``named``           the next item is known
-``turn0``, ``1``    one warpgroup may issue its products
+``k_full``          the keys of a block are loaded
+``v_full``          the values of a block are loaded
+``k_read0``, ``1``  one warp group has read the keys of a block
+``v_read``          both warp groups have read the values of a block
+``q_full``          the queries of a warp group are loaded
+``named``           the next item is stored in shared memory
+``turn0``, ``1``    one warp group may issue its products
 ==================  ==========================================================================
 
-Apart, since one array of barriers would cost two more barriers of warps a step.
+The barriers are separate arrays, because one common array would cost two more barriers of warps in
+each step.
 """
 
 from typing import NamedTuple
@@ -53,19 +59,20 @@ from paged_mla_optimized.kernels.hopper.softmax import (
 )
 from paged_mla_optimized.triton_compat.gluon_names import copy_box, thread_barrier
 
-_ITEMS = gl.constexpr(8)  # more than are in work at a time: one to store, three to load
+_ITEMS = gl.constexpr(8)  # more than are in use at a time: one is stored, up to three are loaded
 _ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 _HALVES = gl.constexpr("mov.b32 {$0, $1}, $2;")
-# Places of an item's fields in shared memory, and how many there is room for.
+# The number of places for the fields of an item in shared memory, and the place of each field.
 _FIELDS = gl.constexpr(8)
 _HEAD = gl.constexpr(0)
 _TOKEN = gl.constexpr(1)
-_COUNT = gl.constexpr(2)  # of tokens; 0 says that there are no more items
+_COUNT = gl.constexpr(2)  # number of tokens; 0 means that there are no more items
 _KEY_START = gl.constexpr(3)
 _KEY_LEN = gl.constexpr(4)
 _CONTEXT = gl.constexpr(5)
 
-# Answers, eight columns and so 16 bytes a thread; values are traded within quads.
+# The layout in which outputs are stored: each thread has eight columns, which are 16 bytes. The
+# conversion to it moves values within quads of threads.
 _WIDE = gl.constexpr(
     gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], [0, 32], [0, 64]],
@@ -78,7 +85,7 @@ _WIDE = gl.constexpr(
 
 
 class _Source(NamedTuple):
-    """Where queries, keys and values come from; strides of heads are in columns."""
+    """The descriptors of queries, keys and values, and strides of heads in columns."""
 
     q_nope_desc: gl.tensor
     q_pe_desc: gl.tensor
@@ -92,15 +99,15 @@ class _Source(NamedTuple):
 
 
 class _Queries(NamedTuple):
-    """The queries of both warpgroups in shared memory."""
+    """The queries of both computing warp groups in shared memory, and their barriers."""
 
     nope: gl.shared_memory_descriptor  # [2, 64, 128]
     pe: gl.shared_memory_descriptor  # [2, 64, 64]
-    full: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor  # barriers [2, 1]
 
 
 class _Ring(NamedTuple):
-    """Two blocks of keys and two of values in shared memory."""
+    """Two blocks of keys and two blocks of values in shared memory, and their barriers."""
 
     k_nope: gl.shared_memory_descriptor  # [2, 128, 128]
     k_pe: gl.shared_memory_descriptor  # [2, 128, 64]
@@ -113,22 +120,22 @@ class _Ring(NamedTuple):
 
 
 class _Items(NamedTuple):
-    """What this program works on."""
+    """The items of this program in shared memory: a ring of _ITEMS items."""
 
     fields: gl.shared_memory_descriptor  # int32 [_ITEMS * _FIELDS, 1]
-    named: gl.shared_memory_descriptor
+    named: gl.shared_memory_descriptor  # barriers [_ITEMS, 1]
 
 
 class _Turns(NamedTuple):
-    """What a warpgroup and the other one tell each other."""
+    """The barriers with which the two computing warp groups alternate."""
 
-    mine: gl.shared_memory_descriptor
-    theirs: gl.shared_memory_descriptor
+    mine: gl.shared_memory_descriptor  # this warp group may issue its products
+    theirs: gl.shared_memory_descriptor  # the other warp group may issue its products
 
 
 @gluon.jit
 def _blocks_of(count, key_len, context, CAUSAL: gl.constexpr):
-    """Return how many blocks of keys a tile walks: one even if it sees none."""
+    """Return how many blocks of keys a tile processes: at least one, even if it sees no key."""
     seen = key_len
     if CAUSAL:
         seen = gl.minimum(context + count, key_len)
@@ -137,10 +144,10 @@ def _blocks_of(count, key_len, context, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def _hide(s, limit):
-    """Return `s` where column <= limit of the row, else -inf.
+    """Return `s` where column <= limit of the row, and -inf elsewhere.
 
-    A thread's columns are constants plus twice its place in the quad, which goes to the row's side:
-    one comparison and one select for each score.
+    The columns of a thread are constants plus twice its place in the quad. The function subtracts
+    this place from the limit, so that each score needs one comparison and one select.
     """
     eights: gl.constexpr = s.shape[1] // 8
     x = gl.reshape(s, [64, eights, 4, 2])
@@ -161,7 +168,10 @@ def _hide(s, limit):
 
 @gluon.jit
 def _limits(first, layout: gl.constexpr):
-    """Return first + 0, 1, .. [64], as one value: its parts would be spilled where roles begin."""
+    """Return first + 0, 1, .. [64], computed in assembly.
+
+    Otherwise the compiler would spill the terms of the sum at the start of the role.
+    """
     return gl.inline_asm_elementwise(
         "add.s32 $0, $1, $2;", "=r,r,r",
         [gl.full([64], first, gl.int32, layout), gl.arange(0, 64, layout=layout)],
@@ -171,7 +181,10 @@ def _limits(first, layout: gl.constexpr):
 
 @gluon.jit
 def _pack(weights, DTYPE: gl.constexpr):
-    """Round weights to pairs of 16 bits in an int32: loops that carry 16 bits shuffle them."""
+    """Return weights, rounded to 16 bits, as pairs in an int32.
+
+    The compiler shuffles 16-bit values that a loop carries.
+    """
     low, high = gl.split(gl.reshape(weights, [64, weights.shape[1] // 2, 2]))
     if gl.bfloat16 == DTYPE:
         convert: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
@@ -184,8 +197,8 @@ def _pack(weights, DTYPE: gl.constexpr):
 
 @gluon.jit
 def _unpack(pairs, DTYPE: gl.constexpr, layout: gl.constexpr):
-    """Return what ``_pack`` packed."""
-    if gl.bfloat16 == DTYPE:  # types in a constexpr of their own are none to Triton 3.8
+    """Return the weights that ``_pack`` packed, as DTYPE in `layout`."""
+    if gl.bfloat16 == DTYPE:  # Triton 3.8 does not accept types from a separate constexpr
         low, high = gl.inline_asm_elementwise(
             _HALVES, "=h,=h,r", [pairs], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1
         )
@@ -198,14 +211,14 @@ def _unpack(pairs, DTYPE: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def _with_zeros(pairs, layout: gl.constexpr):
-    """Return pairs of 64 keys [64, 32] with as many zeros behind them."""
+    """Return pairs [64, 32] of 64 keys, followed by the same number of zeros: [64, 64]."""
     both = gl.permute(gl.join(pairs, gl.zeros_like(pairs)), (0, 2, 1))
     return gl.convert_layout(gl.reshape(both, [64, 64]), layout, assert_trivial=True)
 
 
 @gluon.jit
 def _rescaled(acc, keep):
-    """Return acc * keep, predicated off where `keep` is 1, as it nearly always is."""
+    """Return acc * keep; the multiplication is predicated off if `keep` is 1, as it mostly is."""
     return gl.inline_asm_elementwise(
         "{.reg .pred p; setp.neu.f32 p, $2, 0f3F800000; mov.b32 $0, $1; @p mul.f32 $0, $1, $2;}",
         "=f,f,f", [acc, keep], dtype=gl.float32, is_pure=True, pack=1,
@@ -214,7 +227,7 @@ def _rescaled(acc, keep):
 
 @gluon.jit
 def _put(items, item, FIELD: gl.constexpr, value):
-    """Keep one field of the `item`-th item of this program."""
+    """Store one field of the `item`-th item of this program."""
     place = items.fields.index((item & (_ITEMS - 1)) * _FIELDS + FIELD)
     place.store(gl.full([1], value, gl.int32, _ONE))
 
@@ -227,7 +240,7 @@ def _get(items, item, FIELD: gl.constexpr):
 
 @gluon.jit
 def _name_item(num_tiles, group_heads, num_heads, num_keys, claimed, tiles_ptr, items, item):
-    """Tell all roles what the `item`-th item of this program is: the `claimed`-th of all."""
+    """Store the `item`-th item of this program, item `claimed` of all, for all roles."""
     tile, head = find_item(num_tiles, group_heads, claimed, num_heads)
     token, count, key_start, key_len, context = load_tile(tiles_ptr, tile, num_keys)
     _put(items, item, _HEAD, head)
@@ -241,14 +254,14 @@ def _name_item(num_tiles, group_heads, num_heads, num_keys, claimed, tiles_ptr, 
 
 @gluon.jit
 def _next_count(items, item):
-    """Wait for the `item`-th item of this program; return its tokens, 0 if there are no more."""
+    """Wait for the `item`-th item of this program; return its number of tokens, 0 at the end."""
     mbarrier.wait(items.named.index(item & (_ITEMS - 1)), (item // _ITEMS) & 1)
     return _get(items, item, _COUNT)
 
 
 @gluon.jit
 def _copy_queries(source, q, token, nope_column, pe_column, HALF: gl.constexpr):
-    """Ask for one warpgroup's queries."""
+    """Start to copy the queries of one computing warp group."""
     ready = q.full.index(HALF)
     line = token + 64 * HALF
     mbarrier.expect(ready, 64 * 384)
@@ -258,7 +271,7 @@ def _copy_queries(source, q, token, nope_column, pe_column, HALF: gl.constexpr):
 
 @gluon.jit
 def _copy_keys(source, ring, g, at, column):
-    """Ask for keys of block `g`, once both warpgroups are through with those before."""
+    """Start to copy the keys of block `g`, after both warp groups have read its slot."""
     slot = g & 1
     phase = ((g >> 1) & 1) ^ 1
     mbarrier.wait(ring.k_read0.index(slot), phase)
@@ -271,7 +284,7 @@ def _copy_keys(source, ring, g, at, column):
 
 @gluon.jit
 def _copy_values(source, ring, g, at, column):
-    """Ask for values of block `g`, likewise."""
+    """Start to copy the values of block `g`, after both warp groups have read its slot."""
     slot = g & 1
     ready = ring.v_full.index(slot)
     mbarrier.wait(ring.v_read.index(slot), ((g >> 1) & 1) ^ 1)
@@ -281,7 +294,7 @@ def _copy_values(source, ring, g, at, column):
 
 @gluon.jit
 def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, num_keys, CAUSAL: gl.constexpr):
-    """Claim items, and copy their queries, keys and values."""
+    """Claim items, and copy their queries, keys and values: the role of the copying warp group."""
     programs = gl.num_programs(0)
     num_tiles, group_heads = load_work(work_ptr)
     g = 0
@@ -301,9 +314,9 @@ def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, num_keys, CAUS
         for block in range(blocks):
             at = key_start + (blocks - 1 - block) * 128
             _copy_keys(source, ring, g, at, head * source.stride_k_nope_head)
-            if g > 0:  # after the keys of `g`: their slot is free half a step before
+            if g > 0:  # after the keys of `g`, whose slot is free half a step earlier
                 _copy_values(source, ring, g - 1, v_at, v_column)
-            if block == 0:  # once each warpgroup is through with QK of the tile before
+            if block == 0:  # after each warp group has finished QK of the tile before
                 before = (g - 1) & 1
                 phase = ((g - 1) >> 1) & 1
                 nope_column = head * source.stride_q_nope_head
@@ -312,8 +325,9 @@ def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, num_keys, CAUS
                 _copy_queries(source, q, token, nope_column, pe_column, 0)
                 mbarrier.wait(ring.k_read1.index(before), phase, pred=g > 0)
                 _copy_queries(source, q, token, nope_column, pe_column, 1)
-            # Any earlier, and all programs would have claimed their second items before it shows
-            # whose first ones are short; any later, and the copies would wait for the answer.
+            # If programs claimed earlier, all of them would have claimed their second items before
+            # the programs with short first items are free. If they claimed later, the copies would
+            # wait for the result of the atomic operation.
             if block == gl.maximum(blocks - 2, 0):
                 claimed = gl.atomic_add(work_ptr + CLAIMED, 1) + programs
                 _name_item(
@@ -329,8 +343,8 @@ def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, num_keys, CAUS
         slot = g & 1
         mbarrier.wait(ring.k_read0.index(slot), ((g >> 1) & 1) ^ 1)
         mbarrier.wait(ring.k_read1.index(slot), ((g >> 1) & 1) ^ 1)
-        mbarrier.arrive(ring.k_full.index(slot))  # they wait for one block more
-    # The last program to stop leaves the counts as the next launch wants them.
+        mbarrier.arrive(ring.k_full.index(slot))  # the last step waits for one more block
+    # The last program to stop resets the counts for the next launch.
     if gl.atomic_add(work_ptr + STOPPED, 1) == programs - 1:
         gl.store(work_ptr + CLAIMED, 0)
         gl.store(work_ptr + STOPPED, 0)
@@ -338,7 +352,7 @@ def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, num_keys, CAUS
 
 @gluon.jit
 def _k_read(ring, HALF: gl.constexpr):
-    """Return what a warpgroup tells that it is through with keys."""
+    """Return the barriers at which a computing warp group arrives after it has read keys."""
     return ring.k_read0 if HALF == 0 else ring.k_read1
 
 
@@ -348,9 +362,11 @@ def _step(
     HALF: gl.constexpr, MASK: gl.constexpr, FIRST: gl.constexpr, KEYS: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Do `QK` of block `g` beside `PV` of block `g - 1`, whose weights are `pairs`.
+    """Compute `QK` and the softmax of block `g`, and `PV` of block `g - 1` at the same time.
 
-    Of block `g` the first KEYS are scored, 64 or 128. With FIRST `acc` belongs to the tile before.
+    `pairs` are the packed weights of block `g - 1`. The function computes the scores of the first
+    KEYS keys of block `g`, 64 or 128. With FIRST `acc` belongs to the tile before. Returns the sums
+    `acc`, the peak, the own sums of weights, and the packed weights of block `g`.
     """
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     lines: gl.constexpr = gl.SliceLayout(1, layout)
@@ -388,8 +404,8 @@ def _step(
     else:
         of_pairs: gl.constexpr = pairs.type.layout
         pairs = _with_zeros(_pack(p, ring.v.dtype), of_pairs)
-    # The wait for the next keys stands here for its branch: ptxas moves the wait for PV up to the
-    # last one, ahead of the exponentials.
+    # The wait for the next keys is here because of its branch: ptxas moves the wait for PV up to
+    # the last branch before it. Without this branch the wait would be before the exponentials.
     mbarrier.wait(ring.k_full.index(before), ((g + 1) >> 1) & 1)
     acc, weights, pairs = warpgroup_mma_wait(0, deps=[acc, weights, pairs])
     mbarrier.arrive(ring.v_read.index(before), pred=g > 0)
@@ -401,7 +417,7 @@ def _step(
 
 @gluon.jit
 def _pass_blocks(begin, end, ring, turns, HALF: gl.constexpr):
-    """Take part in steps [begin, end) as a warpgroup that has no queries."""
+    """Wait and arrive at all barriers of steps [begin, end), for a warp group without queries."""
     for t in range(begin, end):
         before = (t & 1) ^ 1
         mbarrier.wait(turns.mine, (t & 1) ^ (1 if HALF == 0 else 0))
@@ -414,9 +430,9 @@ def _pass_blocks(begin, end, ring, turns, HALF: gl.constexpr):
 
 @gluon.jit
 def _clear_values(ring, g, valid):
-    """Zero values of block `g` past its row's end, before this warpgroup's product with them.
+    """Set the values of block `g` past the end of the row to 0, before the product with them.
 
-    Both warpgroups write the same zeros, each for itself: neither waits for the other.
+    Both warp groups write the same zeros, so that neither waits for the other.
     """
     slot = g & 1
     mbarrier.wait(ring.v_full.index(slot), (g >> 1) & 1)
@@ -427,7 +443,7 @@ def _clear_values(ring, g, valid):
 
 @gluon.jit
 def _finish(acc, peak, total, answers, items, item, HALF: gl.constexpr, layout: gl.constexpr):
-    """Store the answer of the `item`-th item of this program."""
+    """Store out and lse of one half of the `item`-th item of this program."""
     lines: gl.constexpr = gl.SliceLayout(1, layout)
     first = _get(items, item, _TOKEN)
     count = _get(items, item, _COUNT)
@@ -453,7 +469,7 @@ def _finish(acc, peak, total, answers, items, item, HALF: gl.constexpr, layout: 
 def _compute(
     q, ring, items, turns, answers, scale: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr
 ):
-    """Attend half of each tile's queries."""
+    """Compute the attention of half of each tile's queries: the role of a computing warp group."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     lines: gl.constexpr = gl.SliceLayout(1, layout)
     g = 0
@@ -478,7 +494,7 @@ def _compute(
             limit = gl.full([64], key_len - 1, gl.int32, lines)
             seen_by_all = key_len
             seen_by_any = key_len
-        # Without queries a warpgroup computes one block, for the pipeline's sake.
+        # A warp group without queries computes one block, to keep the order of the pipeline.
         works = mine > 0
         whole = gl.where(works, gl.minimum(seen_by_all // 128, blocks - 1), 0)
         end = gl.where(works, g + blocks, g + 1)
@@ -487,7 +503,7 @@ def _compute(
         mbarrier.wait(q.full.index(HALF), item & 1)
         done_peak = peak
         done_total = total
-        if seen_by_any <= last_key + 64:  # as half of the warpgroups do where rows are long
+        if seen_by_any <= last_key + 64:  # in long rows this is true for half of the warp groups
             acc, peak, total, pairs = _step(
                 acc, peak, total, pairs, g, last_key, limit, q, ring, turns, scale, HALF, True,
                 True, 64, layout,
@@ -527,8 +543,8 @@ def _compute(
 
 @gluon.jit(do_not_specialize=["stride_lse_token", "stride_lse_head", "num_keys"])
 def hopper_prefill_kernel(
-    tiles_ptr,
-    work_ptr,
+    tiles_ptr,  # int32 [tiles, TILE_WORDS] of the prefill plan
+    work_ptr,  # int32 [WORK_WORDS] of the prefill plan; the kernel counts claims in it
     out_ptr,  # [T, H, 128]
     lse_ptr,  # float32 [T, H]
     stride_q_nope_head,
@@ -541,12 +557,12 @@ def hopper_prefill_kernel(
     stride_lse_head,
     num_heads,
     num_keys,  # K
-    q_nope_desc,  # [T, H * stride], in boxes of [64, 128]
-    q_pe_desc,  # [T, H * stride], [64, 64]
-    k_nope_desc,  # [K, H * stride], [128, 128]
-    k_pe_desc,  # [K, 64], [128, 64]
-    v_desc,  # [K, H * stride], [128, 128]
-    scale: gl.constexpr,  # of scores, to base 2
+    q_nope_desc,  # [T, H * stride], in boxes [64, 128]
+    q_pe_desc,  # [T, H * stride], in boxes [64, 64]
+    k_nope_desc,  # [K, H * stride], in boxes [128, 128]
+    k_pe_desc,  # [K, 64], in boxes [128, 64]
+    v_desc,  # [K, H * stride], in boxes [128, 128]
+    scale: gl.constexpr,  # scale of scores in units of log2
     CAUSAL: gl.constexpr,
 ):
     dtype: gl.constexpr = out_ptr.dtype.element_ty
@@ -590,9 +606,10 @@ def hopper_prefill_kernel(
     mbarrier.init(turn0, count=1)
     mbarrier.init(turn1, count=1)
     fence_async_shared()
-    # Launched while the kernel before still runs, which is the plan or any other. No role starts
-    # before this: the plan and the tensors are read, and answers and counts written, only once all
-    # that was launched before has ended. What comes after this kernel waits for its end.
+    # This kernel starts while the kernel before it still runs, which may be the plan or another
+    # kernel. No role starts before this wait. So the kernel reads the plan and the tensors, and
+    # writes outputs and counts, only after all earlier kernels have ended. The next kernel starts
+    # after this one has ended.
     gdc_wait()
     gl.warp_specialize(
         [

@@ -1,8 +1,9 @@
-"""Query tiles as float16 in shared memory, for 16-bit products with e4m3 keys.
+"""Store query tiles as float16 in shared memory, for 16-bit products with e4m3 keys.
 
-Keys become float16, which holds e4m3 in full. So do queries, after a power of two for each pair
-that scores undo: bfloat16 has fewer bits than float16 but a wider range. What is at least 2 ** -32
-of a pair's largest component loses no bit, and what is below 2 ** -39 is lost.
+Keys become float16, which represents e4m3 exactly. Queries become float16 too. bfloat16 has fewer
+bits than float16 but a wider range, so each pair is first multiplied by a power of two, and its
+scores are divided by it again. A component of at least 2 ** -32 of the pair's largest component
+loses no bit, and a component below 2 ** -39 of it becomes 0.
 """
 
 from triton.experimental import gluon
@@ -12,12 +13,12 @@ from paged_mla_optimized.kernels.common.token_head import line_at
 from paged_mla_optimized.kernels.hopper.pairs import query_pairs
 from paged_mla_optimized.kernels.hopper.rope import load_q_pe, rotated
 
-_SMALLEST = gl.constexpr(2.0**-126)  # scores of a scale of zero are zero, and hidden ones -inf
+_SMALLEST = gl.constexpr(2.0**-126)  # not 0: the product with a masked score of -inf would be NaN
 
 
 @gluon.jit
 def _load_columns(step, segment, q, WIDTH: gl.constexpr, WARPS: gl.constexpr):
-    """Load columns of a query tile; dead pairs are zeros."""
+    """Load the first WIDTH columns of a query tile; pairs that are not live are zeros."""
     ALONG: gl.constexpr = min(WIDTH // 8, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ALONG, ALONG], [WARPS, 1], [1, 0])
     pairs = query_pairs(step, segment, gl.SliceLayout(1, layout))
@@ -30,7 +31,7 @@ def _load_columns(step, segment, q, WIDTH: gl.constexpr, WARPS: gl.constexpr):
 def load_query_tile(
     step, segment, q_nope, q_pe, rope, R: gl.constexpr, P: gl.constexpr, WARPS: gl.constexpr
 ):
-    """Load the latent and the rotated part of a query tile."""
+    """Return a query tile: the latent part [TILE_M, R] and the rotated part [TILE_M, P]."""
     nope = _load_columns(step, segment, q_nope, R, WARPS)
     if rope.ROPE == "none":
         pe = _load_columns(step, segment, q_pe, P, WARPS)
@@ -41,28 +42,31 @@ def load_query_tile(
 
 @gluon.jit
 def _highest(q):
-    """Return the largest magnitude of each pair's components."""
+    """Return the largest magnitude of each pair's components, as float32."""
     return gl.max(gl.abs(q.to(gl.float32)), 1)
 
 
 @gluon.jit
 def power_of(nope, pe):
-    """Return the exponent, biased by 127, of what makes the queries of each pair float16."""
+    """Return the exponent, biased by 127, of the power of two that multiplies each pair."""
     top = _highest(nope)
     top = gl.maximum(top, gl.convert_layout(_highest(pe), top.type.layout))
-    # The largest component goes to [2 ** 14, 2 ** 15), by at most 2 ** 64.
+    # The power is at most 2 ** 64. It brings the largest component into [2 ** 14, 2 ** 15).
     return gl.minimum(127 + 14 + 127 - (top.to(gl.int32, bitcast=True) >> 23), 127 + 64)
 
 
 @gluon.jit
 def lowered(scale, power):
-    """Return `scale` of scores less what made their queries float16."""
+    """Return the `scale` of scores divided by the power of two of their queries."""
     return gl.maximum(((254 - power) << 23).to(gl.float32, bitcast=True) * scale, _SMALLEST)
 
 
 @gluon.jit
 def store_halves(q, power, buffer, FIRST: gl.constexpr):
-    """Store queries in two halves, as ``contracted`` orders their columns, from pair FIRST on."""
+    """Store queries as float16 in two halves of columns, from pair FIRST on.
+
+    The halves have the column order of ``contracted``.
+    """
     ROWS: gl.constexpr = q.shape[0]
     WIDTH: gl.constexpr = q.shape[1]
     factor = (power << 23).to(gl.float32, bitcast=True)
@@ -75,7 +79,10 @@ def store_halves(q, power, buffer, FIRST: gl.constexpr):
 
 @gluon.jit
 def store_pieces(q, power, buffer):
-    """Store queries as bfloat16: of float16, what that cannot hold is a second piece."""
+    """Store queries as bfloat16 pieces, whose sum is the query.
+
+    float16 queries need two pieces: the second one is the rounding error of the first.
+    """
     PIECES: gl.constexpr = buffer.shape[0]
     factor = (power << 23).to(gl.float32, bitcast=True)
     factor = gl.convert_layout(factor, gl.SliceLayout(1, q.type.layout))

@@ -1,4 +1,7 @@
-"""Queries rotated on their way to shared memory (rule S-12), as ``kernels/common/rope.py`` does."""
+"""Rotate queries on their way to shared memory (rule S-12).
+
+The results have the same bits as those of ``kernels/common/rope.py``.
+"""
 
 from typing import NamedTuple
 
@@ -11,15 +14,15 @@ from paged_mla_optimized.kernels.hopper.pairs import query_pairs
 
 
 class RopeTables(NamedTuple):
-    """What rotates queries; None for each without a rope."""
+    """The positions and tables that rotate queries; each is None without a rope."""
 
     positions_ptr: gl.tensor  # int64 [T]
     cos_ptr: gl.tensor  # [max_model_len, P / 2]
-    sin_ptr: gl.tensor
+    sin_ptr: gl.tensor  # [max_model_len, P / 2]
 
 
 class Rope(NamedTuple):
-    """How queries are rotated, and by what ``RopeTables``."""
+    """``RopeTables``, and the order of the pairs of elements."""
 
     positions_ptr: gl.tensor
     cos_ptr: gl.tensor
@@ -29,9 +32,9 @@ class Rope(NamedTuple):
 
 @gluon.jit
 def stage_q_pe(step, segment, q_pe, rope, buffer):
-    """Store the rotated part [TILE_M, P] of a query tile, or begin to copy it as it is.
+    """Store the rotated part [TILE_M, P] of a query tile; without a rope, start to copy it.
 
-    Copies that were begun before go on while this waits for tables.
+    Copies that were started before continue while this function waits for the tables.
     """
     if rope.ROPE == "none":
         copy_queries(step, segment, q_pe, buffer, 0, buffer.shape[1])
@@ -41,14 +44,15 @@ def stage_q_pe(step, segment, q_pe, rope, buffer):
 
 @gluon.jit
 def load_q_pe(step, segment, q_pe, rope, P: gl.constexpr, WARPS: gl.constexpr):
-    """Load what ``rotated`` turns: first and second elements of pairs, cosines and sines.
+    """Return the arguments of ``rotated``: both elements of each pair, cosines and sines.
 
-    Nothing without a rope. Dead pairs are zeros.
+    The result is empty without a rope. Elements of pairs (of token and head) that are not live are
+    zeros.
     """
     loaded = ()
     if rope.ROPE != "none":
         HALF: gl.constexpr = P // 2
-        # Four pairs a thread, and 16 bytes of each table.
+        # Each thread loads four pairs of elements, and 16 bytes of each table.
         OWN: gl.constexpr = 8 if rope.ROPE == "interleaved" else 4
         layout: gl.constexpr = gl.BlockedLayout([1, OWN], [256 // P, P // 8], [WARPS, 1], [1, 0])
         pairs = query_pairs(step, segment, gl.SliceLayout(1, layout))
@@ -57,7 +61,7 @@ def load_q_pe(step, segment, q_pe, rope, P: gl.constexpr, WARPS: gl.constexpr):
             position = (segment.context_len + pairs.index).to(gl.int64)
         elif step.MASK == "non_causal":  # rows may have fewer keys than queries
             position = gl.maximum(segment.context_len + pairs.index, 0).to(gl.int64)
-        else:  # first: tables wait for it
+        else:  # this load comes first, because the loads of the tables depend on it
             position = gl.load(rope.positions_ptr + pairs.token, mask=live, other=0)
         at = line_at(q_pe, pairs.token, pairs.head)
         if rope.ROPE == "interleaved":
@@ -85,7 +89,7 @@ def load_q_pe(step, segment, q_pe, rope, P: gl.constexpr, WARPS: gl.constexpr):
 def rotated(loaded, rope):
     """Return the rotated part of a query tile, [TILE_M, P].
 
-    Pairs of elements are rotated in the type of the tables, and rounded to that of queries.
+    The function rotates in the type of the tables, and rounds the result to the type of queries.
     """
     first, second, cos, sin = loaded
     TILE_M: gl.constexpr = first.shape[0]

@@ -1,4 +1,9 @@
-"""Peaks and sums of weights, which Hopper kernels keep while they walk key tiles, and the lse."""
+"""Peaks and sums of weights of the Hopper kernels, and the lse.
+
+The *peak* of a pair is the number that is subtracted from its scores, in units of log2. It rises
+lazily: only when a score exceeds it by more than LAZY. *Own sums* are the sums of the weights that
+one thread holds; threads add them up only once a segment.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -15,33 +20,33 @@ from paged_mla_optimized.kernels.hopper.pairs import (
     taken_pairs,
 )
 
-FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
-LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
+FLOOR = gl.constexpr(-1e30)  # a finite first peak: exp2(-inf - FLOOR) is 0, not NaN
+LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the outputs are rescaled
 
 _TO_INTEGERS = gl.constexpr(1.5 * 2**23)  # float32 numbers near it are integers
 _ALL_NAN = gl.constexpr(PropagateNan.ALL)
-_LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
+_LEAST_SCALE = gl.constexpr(2.0**-90)  # smaller scales of keys count as this in ``lift_of``
 
 
 @gluon.jit
 def higher(x, y):
-    """Return the higher of two numbers, or NaN."""
+    """Return the higher of two numbers; NaN if one of them is NaN."""
     return gl.maximum(x, y, propagate_nan=_ALL_NAN)
 
 
 @gluon.jit
 def raised(peak, highest):
-    """Return the peak that weights are relative to, once a tile's `highest` scores are known.
+    """Return the peak of each pair after a key tile with the `highest` scores.
 
-    It rises only where it must. A row's first peak is its highest score so far, so that the weight
-    of a single key is 1, which no rounding changes.
+    The peak rises only if the highest score exceeds it by more than LAZY. The first peak is the
+    highest score of the first tile, so that the weight of a single key is exactly 1.
     """
     return gl.where(highest > peak + LAZY, highest, peak)
 
 
 @gluon.jit
 def _in_both(is_so):
-    """Return whether something [64] is so of either pair of a thread, for both."""
+    """Return, for both pairs of a thread, whether `is_so` [64] is true for either of them."""
     either = gl.max(is_so.to(gl.int32).reshape([4, 2, 8]), 1)
     either = either[:, None, :].broadcast_to([4, 2, 8]).reshape([64])
     return gl.convert_layout(either, is_so.type.layout) != 0
@@ -49,24 +54,23 @@ def _in_both(is_so):
 
 @gluon.jit
 def raise_peaks_pairwise(peak, highest, has_to):
-    """Return peaks [64], all integers: both pairs of a thread rise if one of them has to.
+    """Return peaks [64], which are integers; both pairs of a thread rise if one of them must.
 
-    What is kept of the sums so far is then a power of two, which bfloat16 holds exactly. The
-    weights of neither pair can be made before the highest scores of both are known: the compiler
-    would otherwise take one pair after the other where registers are few, and wait for shuffles
-    twice.
+    The factor of the sums so far is then a power of two. The weights of each pair depend on the
+    highest scores of both pairs. Otherwise the compiler would process one pair after the other if
+    registers are scarce, and would wait for shuffles twice.
     """
     return gl.where(_in_both(has_to), higher(peak, gl.ceil(highest)), peak)
 
 
 @gluon.jit
 def raised_by_steps(peak, highest, scale):
-    """Return peaks [64] behind a tile's `highest` scores, which `scale` has not multiplied yet.
+    """Return peaks [64] after a tile with the `highest` scores, which `scale` has yet to multiply.
 
-    A first peak is the highest score itself, so that the weight of a single key is 1, and each
-    later one is whole steps above the one before: what is kept of the sums so far is a power of
-    two, which bfloat16 holds exactly. Steps are rounded by an addition, which is faster than an
-    instruction that rounds. Both pairs of a thread rise if one of them has to: see
+    The first peak is the highest score itself, so that the weight of a single key is 1. Each later
+    peak is a whole number of steps above the one before. The factor of the sums so far is then a
+    power of two, which bfloat16 represents exactly. An addition rounds the steps, because it is
+    faster than a rounding instruction. Both pairs of a thread rise if one of them must, as in
     ``raise_peaks_pairwise``.
     """
     steps = highest * scale + (_TO_INTEGERS - peak) - _TO_INTEGERS
@@ -77,11 +81,11 @@ def raised_by_steps(peak, highest, scale):
 
 @gluon.jit
 def lift_of(scale):
-    """Return how much sooner, in powers of two, a key's scores make the peak rise.
+    """Return the lift of each key, an integer that follows from the bits of its `scale`.
 
-    An integer, from the bits of its `scale`. The weights of its codes are so below 2 ** 15, and
-    float16 ends at 2 ** 16. Bounded from below, or the sum of weights could grow without bound
-    beside small scales.
+    A peak rises if a score plus the lift exceeds it by more than LAZY. So the weight times the
+    scale is below 2 ** 15, and float16 ends at 2 ** 16. The scale is bounded from below. Otherwise
+    the sum of weights could grow without bound if scales are small.
     """
     bounded = gl.maximum(scale, _LEAST_SCALE).to(gl.int32, bitcast=True)
     return ((bounded >> 23) - 126 - 6).to(gl.float32)
@@ -89,16 +93,16 @@ def lift_of(scale):
 
 @gluon.jit
 def own_sums(weights, OWN: gl.constexpr = 2):
-    """Return the sums [64, 4] of what each thread holds of weights [64, N]: no shuffles.
+    """Return own sums [64, 4] of weights [64, N]; this needs no shuffles.
 
-    Four lanes hold the keys of a pair, OWN neighbours at a time.
+    Four lanes hold the keys of a pair, OWN neighboring keys at a time.
     """
     return gl.sum(gl.sum(weights.reshape([64, weights.shape[1] // 4 // OWN, 4, OWN]), 3), 1)
 
 
 @gluon.jit
 def own_sums_at(total, pair):
-    """Return where own sums [64, 4] lie in a state of the pairs that lie at `pair`."""
+    """Return the offsets of own sums [64, 4] in a state whose pairs have the indices `pair`."""
     own = gl.arange(0, 4, layout=gl.SliceLayout(0, total.type.layout))
     pair = gl.convert_layout(pair, gl.SliceLayout(1, total.type.layout))
     return (pair + 64)[:, None] * 512 + own[None, :]
@@ -106,13 +110,13 @@ def own_sums_at(total, pair):
 
 @gluon.jit
 def begin_weighing(step, segment, answers, layout: gl.constexpr, SUMS: gl.constexpr):
-    """Return what the weighing of key tiles begins with.
+    """Return the peaks and sums with which a segment starts: those of a state if it resumes one.
 
     Returns
     -------
     peak : [64]
     totals : SUMS tensors [64, 4]
-        Own sums of weights, which are [64, 64] in `layout`.
+        Own sums of weights; the weights are [64, 64] in `layout`.
     """
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     peak = gl.full([64], FLOOR, gl.float32, pair_layout)
@@ -133,7 +137,7 @@ def begin_weighing(step, segment, answers, layout: gl.constexpr, SUMS: gl.conste
 
 @gluon.jit
 def leave_weighing(step, peak, totals, answers):
-    """Leave what ``begin_weighing`` takes."""
+    """Store the state that ``begin_weighing`` loads."""
     pair_layout: gl.constexpr = peak.type.layout
     pair = state_pairs(gl.program_id(0), 64, pair_layout)
     gl.store(answers.partial_lse_ptr + pair, peak)
@@ -145,19 +149,19 @@ def leave_weighing(step, peak, totals, answers):
 
 @gluon.jit
 def answer_factor(is_empty, total, scale=1.0):
-    """Return what sums of weighted values are multiplied by; 0 where no key was seen (S-6)."""
+    """Return the factor of the sums of weighted values; 0 if the query sees no key (S-6)."""
     return gl.where(is_empty, 0.0, scale / total)
 
 
 @gluon.jit
 def answer_lse(is_empty, peak, total):
-    """Return the lse of scores; -inf where no key was seen (S-6)."""
+    """Return the lse of the scores; -inf if the query sees no key (S-6)."""
     return gl.where(is_empty, float("-inf"), lse_of(peak, total))
 
 
 @gluon.jit
 def store_lse(step, segment, lse, answers, layout: gl.constexpr):
-    """Store the lse of a query tile, or keep it as that of its partial."""
+    """Store the lse of a query tile, or the lse of its partial result."""
     if segment.is_whole:
         pairs = query_pairs(step, segment, layout)
         gl.store(line_ptr(answers.lse, pairs.token, pairs.head), lse, mask=pairs.live)

@@ -1,1 +1,1 @@
-"""Attention in Triton, for every architecture."""
+"""Attention kernels in Triton, for every architecture."""

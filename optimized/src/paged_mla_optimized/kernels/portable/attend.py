@@ -1,13 +1,19 @@
-"""Split attention over a paged latent cache (rules S-4 to S-7, S-9).
+"""Split attention over a paged latent cache (rules S-4 to S-7, S-9, S-20).
 
-A program owns a range of units (see ``schedule.py``) and walks the groups it touches. The query
-tiles of a group are worked on by neighbouring programs, which read the same keys at the same time.
-A group wholly inside the range is finished here; one that the range cuts leaves a float32 partial,
-for ``combine.py``. With FIXED_SPLITS every split of a group that has several leaves one; a split is
-taken from its last key tile to its first, and one that the range cuts is handed on as it is.
+The grid has a fixed number of programs. A program owns a range of units (see ``schedule.py``), and
+works on the segments of this range one after another. The query tiles of a group belong to
+neighboring programs, which read the same keys at the same time. A program writes `out` and `lse`
+of a group that is completely inside its range. For a group that the range cuts, it writes a float32
+partial result, which ``combine.py`` joins with the others.
 
-Where keys have scales, the weights of their values are those of the scores times the scale, and
-have a peak of their own: what is rounded to 16 bits is at most 1, whatever the scales.
+With FIXED_SPLITS each split of a group with several splits has a partial result. A program
+processes a split from its last key tile to its first. If the range cuts a split, one program stores
+the state of the split and the other continues from it (``split_handoff.py``). Otherwise no program
+depends on another.
+
+If keys have scales, the weight of a value is the weight of its score times the scale, and these
+weights have a peak of their own. So the numbers that are rounded to 16 bits are at most 1 for all
+scales.
 """
 
 import triton
@@ -54,14 +60,14 @@ from paged_mla_optimized.kernels.portable.keys import (
 
 @triton.jit
 def _visible(step, segment, tile, index, token, live):
-    """Return which keys of a tile the queries see (S-4), bool broadcastable to [TILE_M, TILE_N]."""
+    """Return whether queries see the keys of a tile (S-4): bool, broadcasts to [TILE_M, TILE_N]."""
     key = (tile * step.TILE_N + tl.arange(0, step.TILE_N))[None, :]
     if step.MASK == "causal":
         visible = key <= segment.context_len + index[:, None]
     elif step.MASK == "non_causal":
         visible = key < segment.seq_len
     else:
-        # A word of each line at a time: a gather of words would take a tile of shared memory.
+        # One word of each line at a time: a gather of words would need a tile of shared memory.
         visible = key < segment.context_len
         node = tl.maximum(key - segment.context_len, 0)
         for word in tl.static_range(step.TREE_WORDS):
@@ -77,7 +83,7 @@ def _store_state(
     acc, peak, value_peak, total, answers, R: tl.constexpr, SHARES: tl.constexpr,
     TILE_M: tl.constexpr,
 ):  # fmt: skip
-    """Store what a split has come to so far, for another program to go on with."""
+    """Store the state of a split; another program continues from it."""
     at = state_of_program(tl.program_id(0)).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
     every = tl.full([TILE_M], True, tl.int1)
     store_shares(answers.partial_out_ptr + at * R, acc, every, R, SHARES)
@@ -88,7 +94,7 @@ def _store_state(
 
 @triton.jit
 def _load_state(source, answers, R: tl.constexpr, SHARES: tl.constexpr, TILE_M: tl.constexpr):
-    """Load what the program `source` stored."""
+    """Return the sums, both peaks and the total weight that the program `source` stored."""
     at = state_of_program(source).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
     every = tl.full([TILE_M], True, tl.int1)
     acc = load_shares(answers.partial_out_ptr + at * R, every, R, SHARES)
@@ -97,21 +103,27 @@ def _load_state(source, answers, R: tl.constexpr, SHARES: tl.constexpr, TILE_M: 
     return acc, peak, tl.load(answers.partial_out_ptr + (at + TILE_M) * R), total
 
 
-# A debugger in Triton's interpreter stands in for these two (``inspect/taps.py``); nothing of them
-# is compiled.
+# In Triton's interpreter ``inspect/taps.py`` can replace these two functions. Compiled kernels
+# contain nothing of them.
 @triton.jit
 def tap_tile(token, head, live, tile, scores):
-    """Show the scores of a key tile [TILE_M, TILE_N], in units of log2, -inf if not seen."""
+    """Pass the scores of a key tile [TILE_M, TILE_N] to a debugger.
+
+    The scores are in units of log2, and -inf for keys that the query does not see.
+    """
 
 
 @triton.jit
 def tap_part(token, head, live, peak, total, lse, out):
-    """Show what a part of a row's keys came to: [TILE_M] each, and shares of out [TILE_M, ..]."""
+    """Pass the result over one part of a row's keys to a debugger.
+
+    Each argument is [TILE_M]; `out` is a tuple of shares [TILE_M, ..].
+    """
 
 
 @triton.jit
 def _attend(step, keys, q_nope, q_pe, answers, softmax_scale):
-    """Attend the queries of every segment of this program."""
+    """Compute the attention of every segment of this program, and store the results."""
     R: tl.constexpr = keys.R
     SCALES: tl.constexpr = keys.SCALES
     SHARES: tl.constexpr = keys.SHARES
@@ -157,7 +169,7 @@ def _attend(step, keys, q_nope, q_pe, answers, softmax_scale):
                 visible = _visible(step, segment, tile, index, token, live)
                 scores = tl.where(visible, scores, float("-inf"))
             tap_tile(token, head, live, tile, scores)
-            # Online softmax in base 2; the keys are read once and serve again as values.
+            # Online softmax in base 2; the keys are read once and are used again as values.
             new_peak = tl.maximum(peak, tl.max(scores, axis=1))
             shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
             weights = tl.exp2(scores - shift[:, None])
@@ -169,7 +181,7 @@ def _attend(step, keys, q_nope, q_pe, answers, softmax_scale):
                 for share in tl.static_range(1, len(scales)):
                     largest = tl.maximum(largest, scales[share])
                 if SCALES == "inline":
-                    largest = tl.maximum(largest, 2.0**-126)  # 0 is no divisor of the others
+                    largest = tl.maximum(largest, 2.0**-126)  # ``weighed`` divides by it
                 scores += tl.log2(largest)[None, :]
                 new_value_peak = tl.maximum(value_peak, tl.max(scores, axis=1))
                 shift = tl.where(new_value_peak == float("-inf"), 0.0, new_value_peak)
@@ -179,7 +191,7 @@ def _attend(step, keys, q_nope, q_pe, answers, softmax_scale):
             acc = weighed(acc, weights, ckv, scales, largest, keep, SCALES, SHARES)
             peak = new_peak
 
-        is_empty = total == 0.0  # not by the peak: a maximum leaves NaN out
+        is_empty = total == 0.0  # `peak` cannot decide this: a maximum ignores NaN
         divisor = tl.where(is_empty, 1.0, total)
         out = ()
         for share in tl.static_range(SHARES):
@@ -204,7 +216,7 @@ def _attend(step, keys, q_nope, q_pe, answers, softmax_scale):
                 partial = partial_of_segment(step, segment, step.FIXED_SPLITS).to(tl.int64)
                 at = partial * TILE_M + tl.arange(0, TILE_M)
                 kept = tl.full([TILE_M], True, tl.int1)
-                if step.FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
+                if step.FIXED_SPLITS > 0:  # a lane without queries owns no partial query tile
                     kept = live
                 store_shares(answers.partial_out_ptr + at * R, out, kept, R, SHARES)
                 tl.store(answers.partial_lse_ptr + at, lse, mask=kept)
@@ -216,7 +228,7 @@ def attend_kernel(
     work: Work,
     q_nope: Lines,  # [T, H, R]
     q_pe: Lines,  # [T, H, P]
-    cache_ptr,  # [num_blocks, block_size, R + P], or bytes
+    cache_ptr,  # [num_blocks, block_size, R + P], or uint8 [num_blocks, block_size, bytes of a row]
     stride_cache_block,
     stride_cache_token,
     scales_ptr,  # float32 [] or [num_blocks, 1, G]
@@ -235,15 +247,15 @@ def attend_kernel(
     softmax_scale,
     R: tl.constexpr,
     P: tl.constexpr,
-    SCALES: tl.constexpr,  # where they lie, as MlaConfig.scales says
-    SHARES: tl.constexpr,  # that a latent comes in
+    SCALES: tl.constexpr,  # where the scales are stored: a value of MlaConfig.scales
+    SHARES: tl.constexpr,  # tensors that hold the latent columns of a tile
     NATIVE: tl.constexpr,
     MASK: tl.constexpr,
     TREE_WORDS: tl.constexpr,
     TILE_IN_BLOCK: tl.constexpr,  # block_size % TILE_N == 0
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
-    FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
+    FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the splits follow the grid's ranges
 ):
     _attend(
         Step(*work, num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, FIXED_SPLITS),

@@ -1,10 +1,12 @@
-"""Key tiles of a paged cache, and products with them, in any format (rules S-5, S-9, S-11).
+"""Load key tiles of a paged cache in any format, and multiply with them (S-5, S-9, S-11).
 
-The latents of a tile come in SHARES, a tuple of [TILE_N, R / SHARES]; scales inside a row are of
-one share each. 16 bits hold every code exactly. Scales of keys go to scores and weights in float32,
-so that nothing but weights is ever rounded.
+The latents of a tile are a tuple of SHARES tensors [TILE_N, R / SHARES], called shares here. If the
+rows contain scales, each share is one scale group. 16-bit numbers represent every code exactly. The
+kernel multiplies scores and weights by the scales of keys in float32, so that only weights are
+rounded.
 
-SCALES says where scales lie, in the words of ``MlaConfig.scales``; "none" in plain formats.
+SCALES specifies where the scales are stored. It has the values of ``MlaConfig.scales``, and is
+"none" in formats without scales.
 """
 
 from typing import NamedTuple
@@ -18,13 +20,13 @@ from paged_mla_optimized.triton_compat.interpreter import is_compiled
 
 
 class Keys(NamedTuple):
-    """A paged cache, and how its keys are read."""
+    """A paged cache, and the constants that specify its format."""
 
-    cache_ptr: tl.tensor  # [num_blocks, block_size, R + P], or bytes
+    cache_ptr: tl.tensor  # [num_blocks, block_size, R + P], or uint8 of the bytes of a row
     stride_block: tl.tensor
     stride_token: tl.tensor
     scales_ptr: tl.tensor  # float32 [] or [num_blocks, 1, G]
-    stride_scales: tl.tensor  # of a block
+    stride_scales: tl.tensor  # stride of a block in the scales
     block_table_ptr: tl.tensor  # int32 [B, M]
     stride_table_row: tl.tensor
     stride_table_col: tl.tensor
@@ -41,13 +43,13 @@ class Keys(NamedTuple):
 
 @triton.constexpr_function
 def share_width(rank, shares):
-    """Return columns of a share as tiles have them: no product takes fewer than 16."""
+    """Return the columns of a share in a tile: at least 16, the minimum of a product."""
     return max(rank // shares, 16)
 
 
 @triton.jit
 def share_columns(share, R: tl.constexpr, SHARES: tl.constexpr):
-    """Return the columns of a share, and which of them are its own; both [1, share_width]."""
+    """Return the columns of a share, and whether each belongs to it; both [1, share_width]."""
     column = tl.arange(0, share_width(R, SHARES))[None, :]
     return column + share * (R // SHARES), column < R // SHARES
 
@@ -56,7 +58,8 @@ def share_columns(share, R: tl.constexpr, SHARES: tl.constexpr):
 def load_blocks(keys, table_row_ptr, tile, seq_len):
     """Load the block id of a key tile, or of each of its keys.
 
-    It is negative past the row, where the table is not read, and where there is no such block.
+    The id is -1 past the end of the row, where the function does not read the table. It is also
+    negative for each invalid id.
     """
     key = tile * keys.TILE_N
     if not keys.TILE_IN_BLOCK:
@@ -68,11 +71,11 @@ def load_blocks(keys, table_row_ptr, tile, seq_len):
 
 @triton.jit
 def _decoded(codes, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
-    """Return the values of a tile of codes, each decoded by one thread."""
+    """Return the values of a tile of codes; one thread decodes each code."""
     values = decode(codes, DTYPE, NATIVE)
     if is_compiled():
-        # Nothing happens here, but Triton may not do it twice. Else it would decode in the layouts
-        # of both products' operands, in which all warps hold the same values.
+        # The assembly does nothing, but Triton cannot duplicate it. Otherwise Triton would decode
+        # in the layouts of both products' operands, in which all warps hold the same values.
         values = tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=False,
             pack=32 // values.dtype.primitive_bitwidth,
@@ -82,9 +85,11 @@ def _decoded(codes, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def load_keys(keys, block, tile, seq_len, DTYPE: tl.constexpr):
-    """Load one key tile: shares of ckv, k_pe [TILE_N, P], and the shares' scales [TILE_N], if any.
+    """Load one key tile.
 
-    Keys past the row, and those of no block, are zeros with scales of 1.
+    Returns the shares of ckv, k_pe [TILE_N, P], and a tuple of scales [TILE_N]: one scale for each
+    share, one for each key, or none. Keys past the row and keys in no valid block are zeros with
+    scales of 1.
     """
     within = tl.arange(0, keys.TILE_N)
     key = tile * keys.TILE_N + within
@@ -92,7 +97,7 @@ def load_keys(keys, block, tile, seq_len, DTYPE: tl.constexpr):
     if keys.TILE_IN_BLOCK:
         first = (tile * keys.TILE_N % keys.block_size).to(tl.int64)
         base = keys.cache_ptr + block.to(tl.int64) * keys.stride_block + first * keys.stride_token
-        offset = within * keys.stride_token  # inside one block: 32 bits suffice
+        offset = within * keys.stride_token  # 32 bits are enough inside one block
     else:
         base = keys.cache_ptr
         offset = block.to(tl.int64) * keys.stride_block
@@ -112,7 +117,7 @@ def load_keys(keys, block, tile, seq_len, DTYPE: tl.constexpr):
         k_pe_at = base + (offset + keys.R + 4 * keys.SHARES)
         k_pe_at = k_pe_at.to(tl.pointer_type(tl.int16), bitcast=True)
         bits = tl.load(k_pe_at[:, None] + column, mask=exists[:, None], other=0)
-        # float32 holds them beside queries of float16 as well.
+        # float32 represents the bfloat16 numbers exactly if the queries are float16.
         k_pe = from_bfloat16_bits(bits, DTYPE if DTYPE.is_bf16() else tl.float32)
     else:
         k_pe = tl.load(base + keys.R + (offset[:, None] + column), mask=exists[:, None], other=0)
@@ -130,7 +135,7 @@ def load_keys(keys, block, tile, seq_len, DTYPE: tl.constexpr):
 
 @triton.jit
 def load_shares(row_ptr, live, R: tl.constexpr, SHARES: tl.constexpr):
-    """Load the shares of query rows [TILE_M, R] at pointers [TILE_M]; dead ones are zeros."""
+    """Load the shares of rows [TILE_M, R] at pointers [TILE_M]; rows that are not live are 0."""
     shares = ()
     for share in tl.static_range(SHARES):
         column, is_own = share_columns(share, R, SHARES)
@@ -161,15 +166,15 @@ def scores_of(
     factor = scale_log2
     if has_key_scales(SCALES):
         factor *= scales[0][None, :]
-    # Scaled one by one: summed first they would be one chain of products, for which Triton
-    # gives every warpgroup all keys of the tile instead of a share of them.
+    # Each product is scaled before it is added. If the products were summed first, they would form
+    # one chain, for which Triton gives every warpgroup all keys of the tile instead of some.
     scores = tl.dot(q_nope[0], tl.trans(ckv[0]), input_precision="ieee") * factor
     for share in tl.static_range(1, SHARES):
         if SCALES == "inline":
             factor = scale_log2 * scales[share][None, :]
         scores += tl.dot(q_nope[share], tl.trans(ckv[share]), input_precision="ieee") * factor
     if SCALES == "inline":
-        # float16 and bfloat16 are exact in tf32.
+        # tf32 represents float16 and bfloat16 numbers exactly.
         precision: tl.constexpr = "tf32" if q_pe.dtype == tl.float16 else "ieee"
         product = tl.dot(q_pe.to(k_pe.dtype), tl.trans(k_pe), input_precision=precision)
         scores += product * scale_log2
@@ -182,9 +187,9 @@ def scores_of(
 def weighed(
     acc, weights, ckv, scales, largest, keep, SCALES: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Return `acc` times `keep` [TILE_M] and the weighed shares of a key tile.
+    """Return the sums `acc` times `keep` [TILE_M], plus the weighted shares of a key tile.
 
-    `weights` hold the `largest` scale of each key, of which shares may have less.
+    `weights` include the `largest` scale of each key. The scales of its shares may be smaller.
     """
     sums = ()
     for share in tl.static_range(SHARES):

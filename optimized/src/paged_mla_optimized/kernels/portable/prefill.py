@@ -1,7 +1,9 @@
-"""Attention of whole prompts to keys and values of every head (rules S-4 to S-7).
+"""Attention of whole prompts over keys and values of each head (rules S-4 to S-7).
 
-A program works on one query tile of one head, longest first (``kernels/common/prefill_plan.py``).
-The key's part with position is one for all heads.
+A program of the grid works on one item: one query tile of one head (``common/prefill_plan.py``).
+Within a group of heads, programs with lower numbers have tiles that see more keys. Programs past
+the last item return at once. All heads share the part of the keys with position (`k_pe`). No
+program depends on another.
 """
 
 import triton
@@ -13,13 +15,14 @@ from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile
 
 @triton.jit
 def _load_lines(base_ptr, stride, exists, FIRST: tl.constexpr, WIDTH: tl.constexpr):
-    """Load columns [FIRST, FIRST + WIDTH) of lines; those that do not exist are zeros."""
+    """Load columns [FIRST, FIRST + WIDTH) of lines; lines that do not exist are zeros."""
     line = tl.arange(0, exists.shape[0]) * stride
     at = base_ptr + FIRST + line[:, None] + tl.arange(0, WIDTH)[None, :]
     return tl.load(at, mask=exists[:, None], other=0.0)
 
 
-# Not specialised: what varies from step to step, or with how an engine slices its buffers.
+# Triton does not specialize on arguments that change from step to step, or with the slices that an
+# engine takes of its buffers.
 @triton.jit(do_not_specialize=["stride_lse_token", "stride_lse_head", "num_keys"])
 def prefill_kernel(
     q_nope_ptr,  # [T, H, NOPE]
@@ -27,8 +30,8 @@ def prefill_kernel(
     k_nope_ptr,  # [Tk, H, NOPE]
     k_pe_ptr,  # [Tk, ROPE]
     v_ptr,  # [Tk, H, V]
-    tiles_ptr,
-    work_ptr,
+    tiles_ptr,  # int32 [tiles, TILE_WORDS] of the prefill plan
+    work_ptr,  # int32 [WORK_WORDS] of the prefill plan
     out_ptr,  # [T, H, V]
     lse_ptr,  # float32 [T, H]
     stride_q_nope_token,
@@ -48,7 +51,7 @@ def prefill_kernel(
     num_heads,
     num_keys,  # Tk
     NOPE: tl.constexpr,
-    WIDE: tl.constexpr,  # largest power of two <= NOPE; the rest is one too, or 0
+    WIDE: tl.constexpr,  # largest power of two <= NOPE; NOPE - WIDE is a power of two too, or 0
     ROPE: tl.constexpr,
     V: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -107,7 +110,7 @@ def prefill_kernel(
         acc = tl.dot(weights, values, acc * keep[:, None], input_precision="ieee")
         peak = new_peak
 
-    is_empty = total == 0.0  # not by the peak: a maximum leaves NaN out
+    is_empty = total == 0.0  # `peak` cannot decide this: a maximum ignores NaN
     divisor = tl.where(is_empty, 1.0, total)
     lse = tl.where(is_empty, peak, (peak + tl.log2(divisor)) * LN_2)
     line = (token + index) * stride_out_token + head * stride_out_head
