@@ -1,4 +1,4 @@
-"""Every check of the project, one session each; ``nox --list`` is the manual."""
+"""The checks of the project, each in its own session; ``nox --list`` describes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nox
 
-sys.path.insert(0, str(Path(__file__).parent))  # `nox`, unlike `python -m nox`, leaves it out
+sys.path.insert(0, str(Path(__file__).parent))  # only `python -m nox` adds this folder
 
 from ci.packages import LONGEST_FIRST, PACKAGES, ROOT
 
@@ -32,10 +32,10 @@ RELEASES = (
     *("sglang==0.5.17", "sglang==0.5.23"),
     *TRANSFORMERS,
 )
-ENGINES = (RECORDED, *RELEASES)  # of each, the oldest that the adapter is for, and the newest tried
-TRITONS = ("3.6.0", "3.8.0", "3.9.0")  # that may be installed, beside the pinned one
+ENGINES = (RECORDED, *RELEASES)  # the oldest supported and the newest tested release of each engine
+TRITONS = ("3.6.0", "3.8.0", "3.9.0")  # supported releases in addition to the pinned one
 INTERPRETER = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too long for each
+OF_EVERY_MODE = (  # cases for the interpreter, which is too slow for the whole suite in each mode
     "append-explicit-slots-fp32",
     "append-padded-tokens-fp32",
     "empty-padded-tokens-fp32",
@@ -50,14 +50,14 @@ OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too l
 
 
 def install(session: nox.Session, *packages: str) -> None:
-    """Install what is named, at the versions in constraints.txt; print a line every 10 s."""
+    """Install packages at the versions in constraints.txt; print a line every 10 s."""
     done = threading.Event()
     printing = threading.Thread(target=_print_seconds, args=(done, session.name), daemon=True)
     printing.start()
     try:
-        # Python compiles what it imports, which is little of what is installed.
+        # Python imports, and so compiles, only a few of the installed modules.
         pins = "constraints.txt"
-        env = {"UV_BUILD_CONSTRAINT": pins}  # of hatchling, which builds this repository
+        env = {"UV_BUILD_CONSTRAINT": pins}  # pins hatchling, which builds this repository
         session.install("--no-compile", "-c", pins, *packages, env=env)
     finally:
         done.set()
@@ -71,13 +71,13 @@ def _print_seconds(done: threading.Event, name: str) -> None:
 
 
 def install_editable(session: nox.Session, extra: str = "", *packages: str) -> None:
-    """Install this repository, editable, with an extra of it and further packages."""
+    """Install this repository in editable mode, with one of its extras and further packages."""
     install(session, "-e", f".[{extra}]" if extra else ".", *packages)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check format, lint, directions of imports, links, and that each rule is asked and held."""
+    """Check format, lint, directions of imports, links, and that tests cover each rule."""
     install_editable(session, "", "ruff", "import-linter")
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
@@ -103,9 +103,9 @@ def type_(session: nox.Session) -> None:
     ],
 )
 def wheels(session: nox.Session, extras: tuple[str, ...]) -> None:
-    """Build the wheel, install it with one extra after the other, and import what each brings.
+    """Build the wheel, install it with each extra in turn, and import the modules of each extra.
 
-    The suite is installed a second time, from the repository's git URL, and gives a quick verdict.
+    Then install the suite from the repository's git URL and run it with --quick.
     """
     install(session, "pip")
     folder = session.create_tmp()
@@ -129,21 +129,23 @@ def tests(session: nox.Session, package: str) -> None:
     if package == "adapters":
         beside = ("apache-tvm-ffi", "docstring-parser", "ninja", "pydantic", "safetensors")
         install(session, *beside)
-        install(session, "--no-deps", "flashinfer-bench")  # it names flashinfer-python, for GPUs
+        install(
+            session, "--no-deps", "flashinfer-bench"
+        )  # its dependency flashinfer-python needs GPUs
     session.run(
         *("pytest", f"{PACKAGES[package].folder}/tests", "--numprocesses=auto"),
         *session.posargs,
-        env={"OMP_NUM_THREADS": "1"},  # a process for each core already
+        env={"OMP_NUM_THREADS": "1"},  # each core already runs a process
     )
     if package == "optimized" and not session.posargs:
-        install(session, TRANSFORMERS[-1])  # every model in one engine, absorbed and materialized
+        install(session, TRANSFORMERS[-1])  # the tests run every model, absorbed and materialized
         few = "one_piece or lookup or test_hf_projection or assistant or early_exit or pickled"
         session.run("pytest", "optimized/tests_engines", "-k", few, env=INTERPRETER)
 
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """Run the suite; finds a GPU by itself. Options: --device, --backend, then the suite's own."""
+    """Run the suite, on a GPU if there is one. Options: --device, --backend, and the suite's."""
     options, rest = _device_options(session)
     _run_suite(session, options.device, options.backend, rest)
 
@@ -151,7 +153,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("arch", [nox.param(a, id=a, tags=[a]) for a in ARCHS])
 def gpu(session: nox.Session, arch: str) -> None:
-    """Demand a GPU of this architecture, then run the suite on it and write its report."""
+    """Run the suite on a GPU of this architecture, which is required, and write its report."""
     found = _gpu_arch()
     if found != arch:
         session.error(f"gpu({arch}) needs an {arch} GPU; found {found or 'none'}")
@@ -163,7 +165,7 @@ def gpu(session: nox.Session, arch: str) -> None:
 def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the session's name is the command
     """Compile every kernel variant of an architecture (no GPU). Option: --triton VERSION."""
     parser = argparse.ArgumentParser(prog="nox -s compile --")
-    parser.add_argument("--triton", help="another Triton than the pinned one")
+    parser.add_argument("--triton", help="a Triton release other than the pinned one")
     options, rest = parser.parse_known_args(session.posargs)
     install_editable(session, "optimized")
     if options.triton:
@@ -178,7 +180,7 @@ def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the sessio
 
 @nox.session(default=False)
 def fingerprints(session: nox.Session) -> None:
-    """Name the kernel variants that are not compiled from what the committed ones were (no GPU)."""
+    """List the kernel variants whose fingerprints differ from the committed ones (no GPU)."""
     install_editable(session, "optimized")
     session.run("python", "-m", "paged_mla_optimized.tools.fingerprints", *session.posargs)
 
@@ -187,7 +189,7 @@ def fingerprints(session: nox.Session) -> None:
 def compile_sample(session: nox.Session) -> None:
     """Compile a few variants of each kernel for every architecture (no GPU).
 
-    The oldest Triton that is allowed compiles them. Tests use the pinned one.
+    The oldest supported Triton compiles them, because tests use the pinned one.
     """
     install_editable(session, "optimized")
     session.install(f"triton=={TRITONS[0]}")
@@ -200,7 +202,7 @@ def compile_sample(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("version", [nox.param(v, id=v) for v in TRITONS])
 def triton(session: nox.Session, version: str) -> None:
-    """Hold launches and kernels of each kind against another Triton, and its interpreter."""
+    """Test launches and kernels of each kind with another Triton and its interpreter."""
     install_editable(session, "optimized", "pytest", "pytest-xdist")
     session.install(f"triton=={version}")
     parts = ("test_triton_compat.py", "test_launch.py", "test_cache_keys.py", "test_aot.py")
@@ -208,7 +210,7 @@ def triton(session: nox.Session, version: str) -> None:
         *("pytest", *(f"optimized/tests/{name}" for name in parts)),
         *("-k", "not other_launches", "--numprocesses=auto", *session.posargs),
     )
-    if version != "3.6.0":  # the interpreter of that wants an older NumPy than the pinned one
+    if version != "3.6.0":  # the interpreter of 3.6.0 needs an older NumPy than the pinned one
         tests = (
             *("test_interpreter.py", "test_conditions.py", "test_append.py", "test_attend.py"),
             "test_plan.py",
@@ -218,7 +220,7 @@ def triton(session: nox.Session, version: str) -> None:
 
 @nox.session(default=False)
 def modes(session: nox.Session) -> None:
-    """Ask every mode of the Triton backend: the suite on a GPU, else a few cases of each."""
+    """Test every mode of the Triton backend with the suite; without a GPU, with a few cases."""
     on_gpu = _on_gpu(session, "auto")
     install_editable(session, "conformance,optimized")
     Path("out").mkdir(exist_ok=True)
@@ -232,7 +234,7 @@ def modes(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
-    """Search for schedules that break a backend. Options: --device, --backend, the search's own."""
+    """Search for schedules that break a backend. Options: --device, --backend, the search's."""
     options, rest = _device_options(session)
     on_gpu = _on_gpu(session, options.device)
     install_editable(session, "conformance,optimized")
@@ -246,7 +248,7 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def misuse(session: nox.Session) -> None:
-    """Give every public call what tensors and arguments may hold, legal and not; for 60 s."""
+    """Call every public function with legal and illegal tensors and arguments, for 60 s."""
     install_editable(session, "conformance,optimized")
     session.run("python", "optimized/tests_misuse", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
@@ -254,9 +256,9 @@ def misuse(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("engine", [nox.param(name, id=name) for name in ENGINES])
 def engines(session: nox.Session, engine: str) -> None:
-    """Hold the adapters against engines: their surfaces as recorded, or each release installed.
+    """Test the adapters with engines: with recorded interfaces, or with an installed release.
 
-    vLLM and SGLang bring the torch that they were built for, and with a GPU they generate too.
+    vLLM and SGLang install the torch that they were built for. With a GPU they generate text too.
     """
     name = engine.split("==", maxsplit=1)[0]
     serves = name in {"vllm", "sglang"}
@@ -268,10 +270,10 @@ def engines(session: nox.Session, engine: str) -> None:
         if engine != RECORDED:
             session.install(engine)
     beside = BESIDE_TRANSFORMERS if engine == TRANSFORMERS[-1] else ()
-    if beside:  # what adapts, offloads and quantizes its models
+    if beside:  # packages that adapt, offload and quantize the models of transformers
         session.install("-c", "constraints.txt", *beside)
     installed = () if engine == RECORDED else (engine, *beside)
-    demanded = " ".join(package.split("==")[0] for package in installed)  # none of it is skipped
+    demanded = " ".join(package.split("==")[0] for package in installed)  # tests must not skip them
     session.run(
         *("pytest", needed, *session.posargs), env=INTERPRETER | {"PAGED_MLA_TESTS_NEED": demanded}
     )
@@ -281,11 +283,11 @@ def engines(session: nox.Session, engine: str) -> None:
 
 @nox.session(default=False)
 def library_tests(session: nox.Session) -> None:
-    """Run transformers' own tests of DeepSeek on a pool. Option: the folder of its sources."""
+    """Run transformers' own tests of DeepSeek on a latent pool. Option: its source folder."""
     folder, *rest = session.posargs or ("",)
     if not folder or not Path(folder, "tests/models/deepseek_v3").is_dir():
         given = repr(folder) if folder else "none"
-        session.error(f"FOLDER: got {given}, allowed: a checkout of transformers at v5.24.0")
+        session.error(f"FOLDER: got {given}; allowed: a checkout of transformers at v5.24.0")
     install_editable(session, "optimized", "pytest")
     install(
         session,
@@ -310,16 +312,16 @@ def library_tests(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def flashmla(session: nox.Session) -> None:
-    """Run FlashMLA's own dense decode test on a Hopper GPU. Arguments: its checkout, options."""
+    """Run FlashMLA's own dense decode test on a Hopper GPU. Arguments: a checkout, options."""
     install_editable(session, "optimized")
     session.run("python", "-m", "ci.flashmla", *session.posargs)
 
 
 @nox.session(default=False)
 def mutants(session: nox.Session) -> None:
-    """Put every known way of being wrong to the suite; one that survives is an error.
+    """Run the suite on every mutant; a mutant that passes is an error.
 
-    Without arguments careless kernels are put to the surroundings of calls too.
+    Without arguments the session runs the careless kernels of the adapters too.
     """
     install_editable(session, "conformance,optimized")
     Path("out").mkdir(exist_ok=True)
@@ -334,7 +336,7 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def explained(session: nox.Session) -> None:
-    """Explain dumps of mutants, single faults and right steps, and count what is right."""
+    """Explain dumps of mutants, single faults and correct steps; count the right explanations."""
     install_editable(session, "conformance")
     page = () if session.posargs else ("--page", "out/explained.md")
     session.run("python", "-m", "paged_mla_conformance.meta.explained", *page, *session.posargs)
@@ -342,7 +344,7 @@ def explained(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def source_mutation(session: nox.Session) -> None:
-    """Change the sources one token at a time; what no test notices needs a reason in a file."""
+    """Change the sources one token at a time; a change without a failed test needs a reason."""
     install_editable(session, "conformance,optimized", "cosmic-ray")
     session.run("python", "-m", "ci.source_mutation", *session.posargs)
 
@@ -366,15 +368,15 @@ def _run_suite(session: nox.Session, device: str, backend: str, rest: list[str])
 
 
 def _on_gpu(session: nox.Session, device: str) -> bool:
-    """Return whether a backend is to run on a GPU; it is an error to demand an absent one."""
+    """Return whether a backend runs on a GPU; ``--device=gpu`` without a GPU is an error."""
     arch = _gpu_arch()
     if device == "gpu" and arch is None:
-        session.error("--device=gpu: nvidia-smi finds no GPU")
+        session.error("--device=gpu needs a GPU, but nvidia-smi finds none")
     return device == "gpu" or (device == "auto" and arch is not None)
 
 
 def _gpu_arch() -> str | None:
-    """Return the first GPU's architecture as "sm90", ``None`` without a GPU."""
+    """Return the architecture of the first GPU, for example "sm90"; ``None`` without a GPU."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]

@@ -1,4 +1,4 @@
-"""Import every module of the installed wheel that an extra of it is to bring."""
+"""Import every module of the installed wheel that works with one of its extras."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import sys
 
 from ci.packages import EXTRAS, PACKAGES, ROOT
 
-ENGINES = {"vllm", "sglang", "transformers"}  # `nox -s engines` imports what is for them
+ENGINES = {"vllm", "sglang", "transformers"}  # `nox -s engines` imports the modules for them
 
 
 def main(arguments: list[str]) -> int:
-    """Return 0 when every module imports and nothing is installed that should be absent."""
+    """Return 0 if every module can be imported and no unneeded package is installed, else 1."""
     parser = argparse.ArgumentParser(prog="python -m ci.check_isolation", description=__doc__)
     parser.add_argument(
         "extra", choices=EXTRAS, metavar="EXTRA", help='"" for the distribution without an extra'
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     names, absent = EXTRAS[extra]
     present = [name for name in absent if importlib.util.find_spec(name)]
     if present:
-        print(f"[{extra}] installs {present}, which it should not need")
+        print(f"[{extra}] installs {present}, which it must not need")
         return 1
     os.environ.setdefault("TRITON_INTERPRET", "1")
     for name in names:
@@ -36,12 +36,12 @@ def main(arguments: list[str]) -> int:
         modules = [m.name for m in pkgutil.walk_packages(root.__path__, f"{root.__name__}.")]
         waiting = [module for module in modules if not _imports(module)]
         print(f"[{extra}] {name}: {len(modules) - len(waiting)} modules import", end="")
-        print(f", {len(waiting)} wait for an engine" if waiting else "")
+        print(f", {len(waiting)} need an engine" if waiting else "")
     return 0
 
 
 def _imports(name: str) -> bool:
-    """Import a module; return False where it is for an engine that is not installed."""
+    """Import a module; return False if it needs an engine that is not installed."""
     if name.endswith("__main__"):
         return True
     try:

@@ -1,4 +1,4 @@
-"""Every relative link in the Markdown files leads somewhere."""
+"""Check that the target of every relative link in the Markdown files exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINK = re.compile(r"(?:\]\(|^\[[^\]]+\]: )(?!https?://|#)([^)#\s]+)", re.MULTILI
 
 
 def main() -> int:
-    """Return 0 when no link is dead."""
+    """Print the broken links; return 0 if there are none, otherwise 1."""
     pages = [
         page
         for page in ROOT.rglob("*.md")
@@ -23,7 +23,7 @@ def main() -> int:
         for target in LINK.findall(page.read_text())
         if not (page.parent / target).exists()
     ]
-    print("\n".join(dead) or f"{len(pages)} pages, no dead link")
+    print("\n".join(dead) or f"{len(pages)} pages, no broken link")
     return 1 if dead else 0
 
 

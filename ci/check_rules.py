@@ -1,10 +1,10 @@
-"""Every rule is asked of backends by the suite, and held by a test of the reference.
+"""Check that the suite and the tests of the reference cover every rule.
 
-The suite asks a rule by cases that name it, or by a test whose marker does. A test of the reference
-holds a rule that its docstring names. Tests of the suite itself hold none, whatever they speak of;
-tests of one backend hold it for that backend alone.
+The suite covers a rule if a case or the marker of a test has its id. The tests of the reference
+cover a rule if the docstring of a test has its id. Other tests do not count: the conformance
+package's tests test the suite itself, and those of a backend test only that backend.
 
-Prints how many there are of each. A rule that lacks either is an error.
+The command prints the counts of each rule. A rule without either kind of test is an error.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def _docstrings() -> Iterator[str]:
 
 
 def main() -> int:
-    """Return 0 when every rule is asked and held."""
+    """Print the counts; return 0 if the suite and the reference cover every rule, otherwise 1."""
     cases, suite, tests = asked_by_cases(), asked_by_tests(), held_by_tests()
     for rule in RULES:
-        asked = f"asked by {cases[rule]:3} cases and {suite[rule]} tests by themselves"
-        print(f"{rule:5} {asked}, held by {tests[rule]:2} tests of the reference")
+        asked = f"the suite has {cases[rule]:3} cases and {suite[rule]} other tests"
+        print(f"{rule:5} {asked}, the reference has {tests[rule]:2} tests")
     lacking = [rule for rule in RULES if not (cases[rule] + suite[rule] and tests[rule])]
     unknown = sorted({*cases, *suite, *tests} - set(RULES))
-    print(f"rules that are not asked or not held: {', '.join(lacking) or 'none'}")
-    print(f"rules that are named and do not exist: {', '.join(unknown) or 'none'}")
+    print(f"rules without tests in the suite or the reference: {', '.join(lacking) or 'none'}")
+    print(f"ids in tests that are not those of rules: {', '.join(unknown) or 'none'}")
     return 1 if lacking or unknown else 0
 
 

@@ -1,7 +1,8 @@
-"""Build the wheel, and compare what it holds with what users need of it.
+"""Build the wheel and check its files.
 
-It has every module of every package but the laboratory, ``py.typed``, the license and the metadata
-that package indexes show. The version is written in one file.
+The wheel contains every module of every package, ``py.typed``, the license and the metadata that
+package indexes show. It does not contain development tools, tests and reports of benchmarks. Only
+one file contains the version.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 
 
 def main(arguments: list[str]) -> int:
-    """Return 0 when nothing is missing and nothing is too much."""
+    """Return 0 if the wheel contains the right files and metadata, otherwise 1."""
     parser = argparse.ArgumentParser(prog="python -m ci.check_wheels", description=__doc__)
-    parser.add_argument("folder", metavar="FOLDER", help="keeps the wheel")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder for the wheel")
     folder = parser.parse_args(arguments).folder
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder]
     command += ["--build-constraint", str(ROOT / "constraints.txt")]
@@ -41,7 +42,13 @@ def main(arguments: list[str]) -> int:
 
 
 def faults_of(found: dict[str, bytes]) -> list[str]:
-    """Return what is wrong with the content of a wheel, one phrase each."""
+    """Return the faults of a wheel, one line each.
+
+    Parameters
+    ----------
+    found : dict of str to bytes
+        The contents of the wheel's files by their paths.
+    """
     wanted = {"paged_mla/py.typed"}
     for package in PACKAGES.values():
         source = ROOT / package.source
@@ -49,17 +56,19 @@ def faults_of(found: dict[str, bytes]) -> list[str]:
         names = {str(p.relative_to(source)) for p in files if "__pycache__" not in p.parts}
         wanted |= {name for name in names if not LABORATORY.search(f"/{name}")}
         wanted.add(f"{package.module}/py.typed")
-    faults = [f"not in the wheel: {name}" for name in sorted(wanted - found.keys())]
-    faults += [f"belongs in no wheel: {name}" for name in found if LABORATORY.search(f"/{name}")]
+    faults = [f"missing from the wheel: {name}" for name in sorted(wanted - found.keys())]
+    faults += [
+        f"must not be in the wheel: {name}" for name in found if LABORATORY.search(f"/{name}")
+    ]
     [info] = {member.partition("/")[0] for member in found if ".dist-info/" in member}
     if found.get(f"{info}/licenses/LICENSE") != (ROOT / "LICENSE").read_bytes():
-        faults.append("its LICENSE is not that of the project")
+        faults.append("the LICENSE of the wheel differs from that of the project")
     metadata = email.message_from_bytes(found[f"{info}/METADATA"])
-    faults += [f"no {field} in its metadata" for field in REQUIRED if field not in metadata]
+    faults += [f"the metadata has no {field}" for field in REQUIRED if field not in metadata]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["version"]
     written = [name for name, text in found.items() if VERSION.search(text.decode(errors="ignore"))]
     if written != [project["path"].removeprefix("shared/src/")]:
-        faults.append(f"the version is written in {written}")
+        faults.append(f"the version must be in one file, but is in {written}")
     return faults
 
 

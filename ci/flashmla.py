@@ -2,11 +2,11 @@
 
     python -m ci.flashmla PATH      # a checkout of https://github.com/deepseek-ai/FlashMLA
 
-The test imports ``flash_mla``, which is ``paged_mla_optimized.drop_in.flash_mla`` here. Every case
-that its ``main`` runs is run in bfloat16 and in float16. Its measurements of time are left out,
-since they look for FlashMLA's kernel by its name. The exit status is 0 if every case of both dtypes
-ran and passed, 1 if one failed or did not run, 2 for a wrong command line or path, and 5 without a
-Hopper GPU, which the test demands.
+The test imports ``flash_mla``, which is ``paged_mla_optimized.drop_in.flash_mla`` here. The command
+runs every case of the test's ``main`` in bfloat16 and in float16. It does not run the measurements
+of time, because they search for FlashMLA's kernel by its name. The exit status is 0 if every case
+of both dtypes ran and passed, 1 if a case failed or did not run, 2 for a wrong command line or
+path, and 5 without a Hopper GPU, which the test needs.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ from paged_mla_shared.provenance import commit_of_checkout
 
 WORKERS = 12
 CANNOT_RUN_HERE = 5
-_SMALL = 512 << 20  # bytes that a case takes without asking
-_SHOWN = 10  # failures
-_NO_END = "it did not end: its process crashed or was stopped"
+_SMALL = 512 << 20  # the most bytes of a case that starts without a reservation
+_SHOWN = 10  # the most failures that are printed
+_NO_END = "the case did not end: its process crashed or was stopped"
 
 
 class Memory:
-    """Device memory that the large cases of all processes take together.
+    """Reservations of device memory by the large cases of all processes.
 
     Parameters
     ----------
     context : SpawnContext
     most : int
-        Bytes. While a case runs that needs more, no other large case runs.
+        The number of bytes that can be reserved. A case that needs more runs without another large
+        case.
     """
 
     def __init__(self, context: SpawnContext, most: int) -> None:
@@ -65,7 +66,7 @@ class Memory:
 
     @contextmanager
     def take(self, nbytes: int) -> Iterator[None]:
-        """Wait until so many bytes are free, and have them."""
+        """Wait until `nbytes` are free, and reserve them until the end of the context."""
         if nbytes <= _SMALL:
             yield
             return
@@ -76,7 +77,7 @@ class Memory:
         try:
             yield
         finally:
-            with suppress(RuntimeError):  # of a device that is lost
+            with suppress(RuntimeError):  # an earlier error may have made the device unusable
                 torch.cuda.empty_cache()
             with self._changed:
                 self._taken.value -= nbytes
@@ -84,14 +85,14 @@ class Memory:
 
 
 def chosen(cases: list[Case], options: argparse.Namespace) -> list[Case]:
-    """Return the cases to run, those first that compile a kernel."""
+    """Return the cases to run; cases that compile a kernel come first."""
     return ordered([case for case in cases if case.dtype in options.dtype])
 
 
 def work(options: argparse.Namespace, results: Path, begun: Any, memory: Memory) -> None:
-    """Run cases that no other process has begun, and write two lines for each.
+    """Run cases that no other process has started, and write two lines for each.
 
-    The first is what is known of a case that crashes or never ends.
+    The first line is written before the case, and remains if the case crashes or never ends.
     """
     test = load(options.checkout)
     cases = chosen(collect(test), options)
@@ -114,13 +115,13 @@ def _next(cases: list[Case], begun: Any) -> Case | None:
 
 
 def run_all(options: argparse.Namespace, num_cases: int) -> list[dict[str, str]]:
-    """Run the chosen cases in several processes, and return the last line of each that has begun.
+    """Run the chosen cases in several processes; return the last line of each started case.
 
-    A process that crashes, or the end of the time allowed, ends them all.
+    All processes end if one of them crashes or the time is over.
     """
     context = multiprocessing.get_context("spawn")
     free, _ = torch.cuda.mem_get_info()
-    memory = Memory(context, free // 2)  # the rest: kernels, buffers, cached blocks
+    memory = Memory(context, free // 2)  # kernels, buffers and cached blocks need the rest
     begun = context.Value("q", 0)
     started = shown = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +138,7 @@ def run_all(options: argparse.Namespace, num_cases: int) -> list[dict[str, str]]
             if now - shown >= 10:
                 shown = now
                 number = min(begun.value, num_cases)
-                print(f"{now - started:.0f} s: {number} of {num_cases} cases begun", flush=True)
+                print(f"{now - started:.0f} s: {number} of {num_cases} cases started", flush=True)
             crashed = [p.exitcode for p in processes if p.exitcode]
             if crashed or now - started > options.seconds:
                 why = f"a process ended with {crashed[0]}" if crashed else "the time is over"
@@ -150,14 +151,14 @@ def run_all(options: argparse.Namespace, num_cases: int) -> list[dict[str, str]]
 
 
 def last_lines(results: Path) -> list[dict[str, str]]:
-    """Return the last line of each case in the file of a process, which may have been stopped."""
+    """Return the last complete line of each case in the file of a process."""
     whole = [line for line in results.read_text().splitlines() if line.endswith("}")]
     lines = [json.loads(line) for line in whole]
     return list({(line["dtype"], line["case"]): line for line in lines}.values())
 
 
 def counts_of(cases: list[Case], ended: list[dict[str, str]]) -> dict[str, dict[str, int]]:
-    """Return for each dtype how many cases were collected, passed, failed and did not run."""
+    """Return, for each dtype, the numbers of collected, passed, failed and not run cases."""
     collected = Counter(case.dtype for case in cases)
     passed = Counter(line["dtype"] for line in ended if not line["message"])
     failed = Counter(line["dtype"] for line in ended if line["message"])
@@ -193,16 +194,16 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("checkout", type=Path, metavar="PATH", help="a checkout of FlashMLA")
     made.add_argument(
-        "--dtype", action="append", choices=DTYPES, help="leave out the other (status 1)"
+        "--dtype", action="append", choices=DTYPES, help="run only this dtype (exit status 1)"
     )
     made.add_argument(
         "--workers", type=_positive, default=WORKERS, help=f"processes (default: {WORKERS})"
     )
     made.add_argument(
-        "--seconds", type=_positive, default=1800, help="stop after them (default: 1800)"
+        "--seconds", type=_positive, default=1800, help="the time limit (default: 1800)"
     )
-    made.add_argument("--report", type=Path, help="write counts, failures and versions, as JSON")
-    made.add_argument("--commit", help="of FlashMLA, where PATH is a copy without its history")
+    made.add_argument("--report", type=Path, help="write counts, failures and versions as JSON")
+    made.add_argument("--commit", help="FlashMLA's commit, if PATH is a copy without its history")
     return made
 
 
@@ -213,7 +214,7 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Return 0 when every case of both dtypes passed."""
+    """Run the cases; return the exit status of the module's description."""
     asked = parser()
     options = asked.parse_args(arguments)
     options.dtype = options.dtype or list(DTYPES)
@@ -225,13 +226,13 @@ def main(arguments: list[str]) -> int:
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         asked.error(f"--report: got {report}; allowed: a file in a folder that exists")
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        print("SKIPPED: FlashMLA's dense decode test needs a Hopper GPU, and torch finds none")
+        print("SKIPPED: FlashMLA's dense decode test needs a Hopper GPU, but torch finds none")
         return CANNOT_RUN_HERE
     started = time.monotonic()
     try:
         cases = collect(load(options.checkout))
-    except (AttributeError, ImportError, TypeError) as error:  # as a test of another form raises
-        allowed = "a whole checkout of FlashMLA at commit 9241ae3"
+    except (AttributeError, ImportError, TypeError) as error:  # the test of another commit differs
+        allowed = "a complete checkout of FlashMLA at commit 9241ae3"
         asked.error(f"PATH: got {options.checkout}, whose {TEST}: {error}; allowed: {allowed}")
     ended = run_all(options, len(chosen(cases, options)))
     seconds = round(time.monotonic() - started)
@@ -249,5 +250,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for each of the processes
     sys.exit(main(sys.argv[1:]))

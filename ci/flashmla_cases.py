@@ -1,4 +1,4 @@
-"""The cases of FlashMLA's dense decode test: which there are, what they take, how one is run."""
+"""The cases of FlashMLA's dense decode test: their list, their memory, and how to run one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from paged_mla_optimized.planning.families import Demand, serving_variant
 
 TEST = Path("tests", "test_flash_mla_dense_decoding.py")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_TRIES = 4  # of a case that finds too little memory: other processes give theirs back
-_VARYING = 2.5  # the longest of 128 rows of varying lengths, in mean lengths
+_TRIES = 4  # attempts to run a case without enough memory: other processes release theirs
+_VARYING = 2.5  # the longest of 128 rows of varying lengths, divided by the mean length
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One call of the test: a key of :data:`DTYPES`, and the test's own ``TestParam``."""
+    """One call of the test: a key of :data:`DTYPES`, and a ``TestParam`` of the test."""
 
     dtype: str
     param: Any
@@ -40,7 +40,7 @@ class Case:
 
 
 def load(checkout: Path) -> ModuleType:
-    """Import the test of a checkout, with this project's module in the place of ``flash_mla``."""
+    """Import the test of a checkout, with this project's module instead of ``flash_mla``."""
     sys.modules["flash_mla"] = flash_mla
     sys.path.insert(0, str(checkout / TEST.parent))
     return importlib.import_module(TEST.stem)
@@ -49,7 +49,7 @@ def load(checkout: Path) -> ModuleType:
 def collect(test: ModuleType) -> list[Case]:
     """Return every case that the test's ``main`` runs, in both dtypes.
 
-    Their performance is not measured: the test looks for FlashMLA's kernel by its name.
+    The cases do not measure performance, because the test searches for FlashMLA's kernel by name.
     """
     found: list[Case] = []
     for name, dtype in DTYPES.items():
@@ -61,10 +61,10 @@ def collect(test: ModuleType) -> list[Case]:
 
 
 def ordered(cases: list[Case]) -> list[Case]:
-    """Return the first case of each kernel, which compiles it, and all others in random order.
+    """Return the first case of each kernel, which compiles it, and then all others in random order.
 
-    Processes that take cases in this order hardly ever compile one kernel twice. The order is the
-    same in every process.
+    Processes that run cases in this order rarely compile a kernel twice. The order is the same in
+    every process.
     """
     first: dict[Any, Case] = {}
     for case in cases:
@@ -76,7 +76,7 @@ def ordered(cases: list[Case]) -> list[Case]:
 
 
 def _kernel_of(case: Case) -> Any:
-    """Return what the kernels of a case are compiled for."""
+    """Return the parameters for which the kernels of a case are compiled."""
     param, dtype = case.param, DTYPES[case.dtype]
     demand = Demand(
         arch="sm90",
@@ -91,10 +91,10 @@ def _kernel_of(case: Case) -> Any:
 
 
 def bytes_of(case: Case) -> int:
-    """Return about how much device memory a case takes at most.
+    """Return an upper estimate of the device memory that a case needs, in bytes.
 
-    That is the cache and its copy; float32 keys of one row, repeated for each query head where
-    there are several key heads; and what the answers are compared in.
+    It is the sum of the cache and its copy, the float32 keys of one row (repeated for each query
+    head if there are several key heads), and the tensors that compare outputs.
     """
     p = case.param
     longest = p.s_k * (_VARYING if p.is_varlen else 1)
@@ -105,9 +105,9 @@ def bytes_of(case: Case) -> int:
 
 
 def run(test: ModuleType, case: Case) -> str:
-    """Run one case; return why it failed, or nothing.
+    """Run one case; return the reason of a failure, or "" if the case passed.
 
-    A case that finds too little memory is tried again, since other processes share the device.
+    A case without enough memory is tried again, because other processes share the device.
     """
     message = ""
     for tried in range(_TRIES):
@@ -119,7 +119,7 @@ def run(test: ModuleType, case: Case) -> str:
             message = f"OutOfMemoryError: {error}"
         else:
             break
-        gc.collect()  # outside of the handler, whose traceback holds the tensors
+        gc.collect()  # after the handler, because its traceback refers to the tensors
         torch.cuda.empty_cache()
     return message
 
@@ -131,7 +131,7 @@ def _failure(test: ModuleType, case: Case) -> str:
             test.test_flash_mla(case.param)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever a case raises is its failure
+    except Exception as error:  # any error of a case is its failure
         lines = said.getvalue().splitlines()
         printed = [line for line in lines if not line.startswith(("-----", "Running on"))]
         return "\n".join([f"{type(error).__name__}: {error}", *printed])
@@ -139,7 +139,7 @@ def _failure(test: ModuleType, case: Case) -> str:
 
 
 def is_lost() -> bool:
-    """Return whether this process can use the device no more, as after an illegal access."""
+    """Return whether this process can no longer use the device, as after an illegal access."""
     if not torch.cuda.is_available():
         return False
     try:
@@ -151,7 +151,7 @@ def is_lost() -> bool:
 
 @contextlib.contextmanager
 def _defaults(dtype: torch.dtype = torch.float32, device: str | None = None) -> Iterator[None]:
-    """Set torch's defaults, and take back what was set within."""
+    """Set torch's default dtype and device; reset them to float32 and ``None`` at the end."""
     torch.set_default_dtype(dtype)
     torch.set_default_device(device)
     try:

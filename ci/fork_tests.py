@@ -1,4 +1,4 @@
-"""Tests of a changed file, in a copy of the sources and a fork of a process that is warm."""
+"""Run the tests of a changed file in a copy of the sources, in a fork of a preloaded process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT_BYTES = 16 << 30
 
 
 def settle(folder: str) -> None:
-    """Make this process's own copy of the sources, and import what no change touches."""
+    """Copy the sources for this process, and import the modules that no change affects."""
     os.nice(10)
     copy = tempfile.mkdtemp(dir=folder)
     listed = subprocess.run(
@@ -53,11 +53,11 @@ def fails_a_test(
     Parameters
     ----------
     file, source : str
-        A path in the repository, and what the file is to hold.
+        A path in the repository, and the changed contents of the file.
     commands : list of list of str
-        Arguments of pytest, run in turn until one fails.
+        Arguments of pytest. The commands run in order until one fails.
     limits : list of int
-        Seconds of processor time that each of them may take.
+        The most seconds of processor time of each command.
     """
     path = Path(file)
     kept = path.read_text()
@@ -75,7 +75,7 @@ def fails_a_test(
 
 
 def _run(command: list[str], limit: int) -> tuple[bool, float]:
-    """Run pytest in a fork, bounded; return whether it failed, and its processor time."""
+    """Run pytest in a fork with limits; return whether it failed, and its processor time."""
     child = os.fork()
     if child == 0:
         _become_pytest(command, limit)
@@ -84,7 +84,7 @@ def _run(command: list[str], limit: int) -> tuple[bool, float]:
 
 
 def _become_pytest(command: list[str], limit: int) -> NoReturn:
-    """Run pytest in this process, bounded, and end it."""
+    """Run pytest in this process with limits, then end the process."""
     code = 1
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))

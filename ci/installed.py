@@ -1,4 +1,4 @@
-"""What tests need beside this project: skipped where it is not installed, and only there."""
+"""Imports of optional packages by tests, which are skipped only if a package is not installed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ DEMANDED = "PAGED_MLA_TESTS_NEED"
 
 
 def import_or_skip(name: str, *, module_level: bool = False) -> Any:
-    """Return a module, or skip the test whose subject is not installed.
+    """Return a module, or skip the test if its package is not installed.
 
-    Unlike ``pytest.importorskip``, a package that is installed and cannot be imported, as for
-    want of a dependency, is an error: nothing of it would be tested, and the run would be green.
+    Unlike with ``pytest.importorskip``, an installed package that cannot be imported is an error.
+    Otherwise a run would pass although it does not test the package.
 
     Parameters
     ----------
     name : str
-        A module; it is its package that may be absent.
+        The name of the module. Its top-level package may be missing.
     module_level : bool
-        The whole file is skipped.
+        Whether to skip the whole file.
+
+    Raises
+    ------
+    ImportError
+        The package is installed or listed in :data:`DEMANDED`, but the import fails.
     """
     package = name.partition(".")[0]
     if package not in os.environ.get(DEMANDED, "").split() and not _is_installed(package):

@@ -1,4 +1,4 @@
-"""The changes of one token that cosmic-ray can make to a file."""
+"""The changes of one token that cosmic-ray makes to a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Only the session that needs it installs it, and types are checked in another.
+# Only the session source_mutation installs cosmic-ray; another session checks types.
 from cosmic_ray.ast import ast_nodes, get_ast  # type: ignore[import-not-found]  # installed by its session
 from cosmic_ray.mutating import mutate_code  # type: ignore[import-not-found]  # installed by its session
 from cosmic_ray.plugins import get_operator  # type: ignore[import-not-found]  # installed by its session
@@ -29,12 +29,12 @@ OPERATORS = (
     *(f"ReplaceUnaryOperator_{name}" for name in _UNARY.split()),
     *_OTHERS.split(),
 )
-"""Each operator has its opposite and its neighbour; cosmic-ray knows more, of the same kind."""
+"""For each operator, the replacements by its opposite and its neighbor."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One changed line of a file, and the whole file with it."""
+    """A change of one line, and the whole source of the file with this change."""
 
     file: str
     line: int
@@ -44,16 +44,16 @@ class Change:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What an excuse names it by."""
+        """The file and both lines, which identify the change in an excuse."""
         return self.file, self.was, self.becomes
 
     def __str__(self) -> str:
-        """Return the change as a person reads it."""
+        """Return the change as a diff."""
         return f"{self.file}:{self.line}\n  - {self.was}\n  + {self.becomes}"
 
 
 def changes_of(file: str, source: str) -> Iterator[Change]:
-    """Yield every distinct change of `source`, the text of `file`, that Python sees."""
+    """Yield every distinct change of `source`, the text of `file`, that changes the program."""
     seen = {_meaning(source)}
     nodes = list(ast_nodes(get_ast(source)))
     for name in OPERATORS:
@@ -73,7 +73,7 @@ def _change(file: str, source: str, changed: str) -> Change:
 
 
 def _meaning(source: str) -> str:
-    """Return a program without what changes nothing: layout and annotations."""
+    """Return the syntax tree of a program as text, without layout and annotations."""
     try:
         tree = ast.parse(source)
     except SyntaxError:

@@ -1,4 +1,4 @@
-"""The import packages of this repository, each after those that it imports."""
+"""The import packages of this repository; each comes after the packages that it imports."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Package:
     Parameters
     ----------
     name : str
-        What it is called in commands, as in ``nox -s "tests(reference)"``.
+        The name of the package in commands, for example in ``nox -s "tests(reference)"``.
     module : str
-        What is imported.
+        The import name.
     folder : str
-        Where its ``tests`` are, from the root.
+        The folder that contains ``tests``, from the root.
     source : str
-        Where the module is, from the root.
+        The folder that contains the module, from the root.
     extra : str
-        The extras of the distribution that bring what its tests need; "" for none.
+        The extras of the distribution that its tests need, separated by commas; "" for none.
     """
 
     name: str
@@ -47,8 +47,8 @@ _ALL = (
 )
 PACKAGES = {package.name: package for package in _ALL}
 LONGEST_FIRST = ("conformance", "optimized", "adapters", "reference", "facade", "shared")
-"""The order in which tests start, so that two cores are busy until the end."""
-EXTRAS = {  # with each extra of the distribution: packages that import, and what stays absent
+"""The order in which tests start, which keeps two cores busy until the end."""
+EXTRAS = {  # by extra: the packages that it makes importable, and modules that it must not install
     "": (("shared", "reference", "facade"), ("torch", "triton", "pytest", "hypothesis")),
     "conformance": (("shared", "reference", "conformance", "facade"), ("torch", "triton")),
     "optimized": (("shared", "reference", "optimized", "facade"), ("pytest", "transformers")),

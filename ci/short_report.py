@@ -1,6 +1,7 @@
-"""Shorten reports of the suite to what the repository keeps of them.
+"""Shorten reports of the suite to the form that the repository keeps.
 
-Tests that were not asked are counted by reason, and of a failure's traceback the assertion stays.
+A short report has the number of skipped tests for each reason, and only the assertion of a
+failure's traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ KEPT = ("test", "group", "outcome", "worst", "ms", "reason", "message", "note", 
 
 
 def shortened(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the short form of a report; one that is short already stays as it is."""
+    """Return the short form of a report; a short report is returned unchanged."""
     asked = [result for result in document["results"] if result["outcome"] != "skipped"]
     skipped = Counter(r["reason"] for r in document["results"] if r["outcome"] == "skipped")
     reasons = document.get("skipped", {}) | skipped
@@ -31,9 +32,9 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrite each file; return 0."""
+    """Rewrite each report in place; return 0."""
     parser = argparse.ArgumentParser(prog="python -m ci.short_report", description=__doc__)
-    parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT", help="is rewritten")
+    parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT", help="a file to rewrite")
     for path in parser.parse_args(arguments).reports:
         path.write_text(to_json(shortened(json.loads(path.read_text()))))
     return 0

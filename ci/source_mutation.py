@@ -1,11 +1,11 @@
-"""Change the sources one token at a time: the tests must notice, or the change must be excused.
+"""Change the sources one token at a time: a test must fail, or the change must be excused.
 
     python -m ci.source_mutation                    # every file of source_mutation.toml
-    python -m ci.source_mutation --only merge.py    # files whose path ends so
-    python -m ci.source_mutation --page             # and write what became of them to the page
+    python -m ci.source_mutation --only merge.py    # files whose path ends in merge.py
+    python -m ci.source_mutation --page             # also write the results to the page
 
-cosmic-ray names the changes and makes them. A survivor that ``source_mutation.toml`` does not
-excuse is an error; so is an excuse that nobody needs.
+cosmic-ray makes the changes. A change survives if no test fails. A survivor without an excuse in
+``source_mutation.toml`` is an error, and an excuse without a survivor is an error too.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ci.packages import ROOT
 
 PLAN = ROOT / "ci" / "source_mutation.toml"
 PAGE = ROOT / "conformance" / "docs" / "source-mutation.md"
-LIMIT_SECONDS = 600  # of processor time, for one run of pytest without any change
-SLOWER = 3  # so many times as long, and ten seconds, may tests of a changed file take
+LIMIT_SECONDS = 600  # processor time of one run of pytest without a change
+SLOWER = 3  # tests of a changed file may take this many times as long, plus 10 s
 
 Key = tuple[str, str, str]  # file, line as it was, line as it becomes
 
@@ -43,10 +43,10 @@ class Target:
     ----------
     file : str
     tests : list of list of str
-        Arguments of pytest, run in turn until one fails.
+        Arguments of pytest. The commands run in order until one fails.
     one_in : int
-        Of so many changes one is tried, chosen by its text, so that a change elsewhere in the file
-        leaves the choice as it is.
+        One in this many changes is tried. The text of a change decides, so that edits elsewhere in
+        the file do not affect the choice.
     """
 
     file: str
@@ -56,7 +56,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of the changes of a file."""
+    """The results of the changes of a file."""
 
     made: int
     tried: int
@@ -64,14 +64,16 @@ class Result:
     survivors: list[list[str]]  # line as it was, line as it becomes
 
     def keys(self, file: str) -> list[Key]:
-        """Return what excuses name the survivors by."""
+        """Return the keys of the survivors, as excuses have them."""
         return [(file, was, becomes) for was, becomes in self.survivors]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return 0 when every survivor is excused and every excuse is needed."""
+    """Return 0 if every survivor has an excuse and every excuse has a survivor, otherwise 1."""
     parser = argparse.ArgumentParser(prog="ci.source_mutation", description=__doc__)
-    parser.add_argument("--only", default="", metavar="SUFFIX", help="files whose path ends so")
+    parser.add_argument(
+        "--only", default="", metavar="SUFFIX", help="only files whose path ends in SUFFIX"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--page", action="store_true", help="write the page")
     options = parser.parse_args(arguments)
@@ -96,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def targets_of(plan: dict[str, Any]) -> list[Target]:
-    """Return every file of the plan, its own tests before those of its group."""
+    """Return every file of the plan, with its own tests before those of its group."""
     found = []
     for group in plan["group"]:
         for name, own in group["files"].items():
@@ -107,12 +109,12 @@ def targets_of(plan: dict[str, Any]) -> list[Target]:
 
 
 def excuses_of(plan: dict[str, Any]) -> dict[Key, str]:
-    """Return why each excused change may survive."""
+    """Return the reason of each excuse, by the key of its change."""
     return {(e["file"], e["was"], e["becomes"]): e["why"] for e in plan.get("excuse", [])}
 
 
 def faults_of(results: dict[str, Result], excuses: dict[Key, str]) -> list[str]:
-    """Return survivors without an excuse, and excuses without a survivor."""
+    """Return a line for each survivor without an excuse and each excuse without a survivor."""
     keys = [key for file, result in results.items() for key in result.keys(file)]
     found = [f"survives: {' | '.join(key)}" for key in keys if key not in excuses]
     idle = [key for key in excuses if key[0] in results and key not in keys]
@@ -120,7 +122,7 @@ def faults_of(results: dict[str, Result], excuses: dict[Key, str]) -> list[str]:
 
 
 def judge(target: Target, seed: int, pool: ProcessPoolExecutor, excuses: dict[Key, str]) -> Result:
-    """Try a target's changes, and print what became of them."""
+    """Try the changes of a target; print the survivors and counts, and return the result."""
     source = (ROOT / target.file).read_text()
     changes = sorted(changes_of(target.file, source), key=lambda change: change.line)
     chosen = [change for change in changes if _draw(change, seed) % target.one_in == 0]
@@ -151,7 +153,7 @@ def _draw(change: Change, seed: int) -> int:
 
 
 def load_results(page: Path) -> dict[str, Result]:
-    """Return what the last runs found, by file, from the JSON beside the page."""
+    """Return the results of the last runs by file, from the JSON file next to the page."""
     path = page.with_suffix(".json")
     found = json.loads(path.read_text()) if path.exists() else {}
     return {file: Result(**fields) for file, fields in found.items()}
@@ -164,7 +166,7 @@ def write_page(
     excuses: dict[Key, str],
     seed: int,
 ) -> None:
-    """Write the page and its JSON; files that were not tried keep their last results, if any."""
+    """Write the page and its JSON; files that were not tried keep the results of earlier runs."""
     merged = load_results(page) | results
     kept = {t.file: merged[t.file] for t in targets if t.file in merged}
     document = {file: vars(result) for file, result in kept.items()}
@@ -176,7 +178,7 @@ def write_page(
 def markdown(
     results: dict[str, Result], untried: list[str], excuses: dict[Key, str], seed: int
 ) -> str:
-    """Return the page: counts for each file, and every survivor with its excuse."""
+    """Return the page with counts for each file, and every survivor with its excuse."""
     total = Result(
         sum(r.made for r in results.values()),
         sum(r.tried for r in results.values()),
@@ -206,12 +208,12 @@ def _row(name: str, result: Result) -> str:
 HEAD = """\
 # Source mutation
 
-Generated by `nox -s source_mutation -- --page`. Each change alters one token of one file, as
-cosmic-ray does it: an operator becomes its opposite or its neighbour, a number grows or shrinks
-by one, a condition is turned round, a loop runs no round. A change counts only if Python sees it,
-so annotations do not. It is killed when a test fails, hangs or crashes; a change that survives
-has a reason in [source_mutation.toml](../../ci/source_mutation.toml), or the session fails. Where
-a file has more changes than are tried, their text and seed {seed} choose them.
+`nox -s source_mutation -- --page` writes this page. cosmic-ray changes one token of one file at a
+time: an operator becomes its opposite or its neighbor, a number increases or decreases by one, a
+condition is negated, or a loop has no iteration. Changes of annotations do not count. A change is
+killed if a test fails, hangs or crashes. A change that survives needs a reason in
+[source_mutation.toml](../../ci/source_mutation.toml); otherwise the session fails. In a file with
+more changes than are tried, the text of a change and the seed {seed} decide.
 
 | file | changes | tried | killed | survived, with a reason | s of processor time |
 |---|---|---|---|---|---|"""

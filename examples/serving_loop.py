@@ -1,6 +1,7 @@
-"""The smallest serving loop over this backend: copy it, and put your model in.
+"""A minimal serving loop over this backend. Copy it and replace the model by yours.
 
-Continuous batching, chunked prefill, prefix reuse, preemption, drafts and CUDA graphs, greedy:
+It has continuous batching, chunked prefill, prefix reuse, preemption, drafts, CUDA graphs and
+greedy sampling:
 
     python examples/serving_loop.py    # on a CPU with TRITON_INTERPRET=1
 """
@@ -18,7 +19,7 @@ from paged_mla_optimized import Bucket, GraphedStep, MlaLayer, MlaStep, StepInpu
 
 @dataclass(eq=False)
 class Request:
-    """Tokens so far, of `end` that it will have; latents of the first `cached` are in blocks."""
+    """A request that ends at `end` tokens; the keys of its first `cached` tokens are in blocks."""
 
     tokens: list[int]
     end: int
@@ -27,7 +28,7 @@ class Request:
 
 
 class Row(NamedTuple):
-    """What a request has in a step: tokens that are not cached yet, the last ones drafts."""
+    """The tokens of a request in a step, which are not cached yet; the last ones are drafts."""
 
     request: Request
     new: list[int]
@@ -35,14 +36,14 @@ class Row(NamedTuple):
 
 
 class Blocks:
-    """How many requests use each block, and which text a full one ends, also after their end."""
+    """The cache's blocks: the number of requests that use each, and the tokens up to its end."""
 
     def __init__(self, count: int, size: int) -> None:
         self.size, self.users, self.block_of, self.text_of = size, [0] * count, {}, {}
-        self.free = dict.fromkeys(range(count))  # a queue: freed first, taken first
+        self.free = dict.fromkeys(range(count))  # a queue: the block that was freed first is used
 
     def reuse(self, request: Request) -> None:
-        """Begin a request with the cached blocks of its text; one token is left to compute."""
+        """Start a request with cached blocks that match its tokens; compute at least one token."""
         ends = range(self.size, len(request.tokens), self.size)
         found = (self.block_of.get(tuple(request.tokens[:end])) for end in ends)
         request.blocks = list(takewhile(lambda block: block is not None, found))
@@ -52,21 +53,21 @@ class Blocks:
             self.users[block] += 1
 
     def grow(self, request: Request) -> None:
-        """Give a request a free block; what it held is forgotten."""
+        """Add a free block to a request; the old contents of the block can no longer be reused."""
         request.blocks.append(block := next(iter(self.free)))
         del self.free[block]
         self.users[block] = 1
         self.block_of.pop(self.text_of.pop(block, None), None)
 
     def commit(self, request: Request, first: int) -> None:
-        """Let others find the blocks that filled up since `first` tokens were cached."""
+        """Make the blocks reusable that became full since `first` tokens were cached."""
         for index in range(first // self.size, request.cached // self.size):
             block, text = request.blocks[index], tuple(request.tokens[: (index + 1) * self.size])
             if self.block_of.setdefault(text, block) == block:
                 self.text_of[block] = text
 
     def release(self, request: Request) -> None:
-        """Take a request's blocks back; its last ones are freed, and so taken, first."""
+        """Release a request's blocks; the last ones are freed first, and so are used first."""
         for block in reversed(request.blocks):
             self.users[block] -= 1
             if self.users[block] == 0:
@@ -75,7 +76,7 @@ class Blocks:
 
 
 class Server:
-    """Requests in, tokens out; each step runs decode rows, then chunks of prompts."""
+    """A server of requests; each step runs decode rows and then chunks of prompts."""
 
     def __init__(self, model: Model, device: str, num_blocks: int, drafts: int = 3) -> None:
         config = self.config = model.config.attention
@@ -85,19 +86,19 @@ class Server:
         self.caches = [self.mla.new_cache(num_blocks) for _ in model.layers]
         ids = ((config.max_query_tokens,), torch.int64, 0)  # padded tokens have id 0
         self.inputs = inputs = StepInputs(config, device, {"ids": ids})
-        if device == "cuda":  # where rows only decode or verify drafts
+        if device == "cuda":  # graphs run steps in which all rows decode or verify drafts
             buckets = [Bucket(config.max_rows * (1 + drafts), config.max_rows, 1 + drafts)]
             self.graphs = GraphedStep([self.mla], self.run, inputs, buckets, caches=self.caches)
 
     def add(self, prompt: list[int], new: int) -> None:
-        """Queue a request for `new` tokens."""
+        """Queue a request that generates `new` tokens after its prompt."""
         room = min(self.config.max_model_len, len(self.blocks.users) * self.blocks.size)
         if not prompt or new < 1 or len(prompt) + new > room:
-            raise ValueError(f"{len(prompt)} and {new} tokens: both >= 1, {room} at most in all")
+            raise ValueError(f"prompt {len(prompt)}, new {new}: both >= 1, at most {room} together")
         self.waiting.append(Request(list(prompt), len(prompt) + new))
 
     def run(self, step: StepView) -> torch.Tensor:
-        """Run the model on the planned step; return the next token of each token."""
+        """Run the model on the planned step; return the predicted next token for each token."""
 
         def attend(layer, q_nope, q_pe, ckv, k_pe):
             self.mla.append(ckv, k_pe, self.caches[layer])
@@ -106,7 +107,7 @@ class Server:
         return self.model(step.tokens["ids"], attend)
 
     def schedule(self) -> list[Row]:
-        """Return the rows of a step, the shortest first: `MlaLayer` absorbs leading rows."""
+        """Return the rows of a step, shortest first, because `MlaLayer` absorbs the first rows."""
         while self.waiting and len(self.running) < self.config.max_rows and self.blocks.free:
             self.running.append(self.waiting.pop(0))
             self.blocks.reuse(self.running[-1])
@@ -114,7 +115,7 @@ class Server:
         rows, room = [], self.config.max_query_tokens
         for request in sorted(self.running, key=lambda r: len(r.tokens) - r.cached):
             new = request.tokens[request.cached :][:room]
-            is_last = request.cached + len(new) == len(request.tokens)  # else more of its prompt
+            is_last = request.cached + len(new) == len(request.tokens)  # no chunk follows
             most = min(self.drafts, request.end - len(request.tokens) - 1, room - len(new))
             drafts = guess(request.tokens, most) if is_last else []
             row = Row(request, new + drafts, len(drafts))
@@ -124,7 +125,7 @@ class Server:
         return rows
 
     def make_room(self, row: Row, rows: list[Row]) -> bool:
-        """Give a row its blocks, if need be those of the latest requests that are in no row."""
+        """Give a row its blocks; if none is free, preempt the latest requests without a row."""
         request, new, _ = row
         busy = {request, *(other.request for other in rows)}
         others = [other for other in self.running if other not in busy]
@@ -141,7 +142,7 @@ class Server:
         return True
 
     def step(self) -> list[Request]:
-        """Run all rows that fit; return the requests that this completed."""
+        """Run a step with all rows that fit; return the requests that end with it."""
         rows = self.schedule()
         if not rows:
             return []
@@ -166,9 +167,9 @@ class Server:
         return done
 
     def keep(self, request: Request, new: list[int], drafts: int, answers: list[int]) -> None:
-        """Keep what a row's answers prove: answers[i] is the token that follows new[i].
+        """Keep the correct tokens of a row: `answers[i]` is the token that follows `new[i]`.
 
-        What was cached for drafts that are wrong stays unread, and a later step overwrites it.
+        A later step overwrites the cached keys of wrong drafts, which no query reads before.
         """
         first, known, right = request.cached, len(new) - drafts, 0
         request.cached += known
@@ -184,7 +185,7 @@ class Server:
 
 
 def guess(tokens: list[int], count: int) -> list[int]:
-    """Return drafts: what followed when the last two tokens were there before."""
+    """Return drafts: the tokens after the last earlier occurrence of the last two tokens."""
     for at in range(len(tokens) - 3, -1, -1):
         if tokens[at : at + 2] == tokens[-2:]:
             return tokens[at + 2 : at + 2 + count]

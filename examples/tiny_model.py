@@ -1,4 +1,4 @@
-"""DeepSeek's layers in small, with random weights: what the serving loop runs."""
+"""A small model with DeepSeek's attention and random weights, for the serving loop."""
 
 import torch
 from torch.nn.functional import rms_norm, silu
@@ -9,7 +9,7 @@ VOCAB, HIDDEN, LAYERS, NOPE, VALUE = 97, 64, 2, 16, 16
 CAPACITIES = {"block_size": 16, "max_rows": 4, "max_query_tokens": 32, "max_model_len": 256}
 SIZES = {
     "cuda": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
-    "cpu": {  # what the interpreter is fast enough for
+    "cpu": {  # small sizes, because the interpreter is slow
         "kv_lora_rank": 32,
         "qk_rope_head_dim": 16,
         "dtype": torch.float32,
@@ -18,7 +18,7 @@ SIZES = {
 
 
 def config_of(device: str, **changes) -> LayerConfig:
-    """Return the model's attention, and the largest step of the loop."""
+    """Return the configuration of the model's attention and of the largest step of the loop."""
     sizes = SIZES[device] | changes
     scale = (NOPE + sizes["qk_rope_head_dim"]) ** -0.5
     rope = Rope(RopePairing.INTERLEAVED)
@@ -27,7 +27,7 @@ def config_of(device: str, **changes) -> LayerConfig:
 
 
 class Model:
-    """Layers between token ids and the most likely next ones; `attend` is the caller's."""
+    """A model from token ids to the most likely next tokens; the caller passes `attend`."""
 
     def __init__(self, layer_config: LayerConfig, device: str) -> None:
         self.config, config = layer_config, layer_config.attention
@@ -53,7 +53,7 @@ class Model:
         self.heads = [HeadWeights.of_kv_b_proj(w["kv_b"], heads, NOPE) for w in self.layers]
 
     def __call__(self, ids, attend):
-        """Return the next token of each token, [T]."""
+        """Return the predicted next token for each token, [T]."""
         config = self.config.attention
         heads, rope = config.num_heads, config.qk_rope_head_dim
         x = self.embedding[ids]

@@ -1,4 +1,4 @@
-"""Tools of the project's own checks."""
+"""Tests of the tools for the project's checks."""
 
 import ast
 import re
@@ -30,13 +30,13 @@ def test_a_short_report_counts_skipped_tests_and_keeps_the_assertion():
     assert "why" not in failed
 
 
-def test_a_short_report_stays_as_it_is():
+def test_a_short_report_is_unchanged():
     document = shortened({"totals": {}, "results": [FAILED, SKIPPED]})
     assert shortened(document) == document
 
 
 @pytest.mark.parametrize("tool", [check_isolation, check_wheels, short_report])
-def test_a_tool_that_is_asked_how_it_is_used_does_nothing_else(tool, tmp_path, monkeypatch, capsys):
+def test_help_has_no_other_effect(tool, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="0"):
         tool.main(["--help"])
@@ -45,7 +45,7 @@ def test_a_tool_that_is_asked_how_it_is_used_does_nothing_else(tool, tmp_path, m
 
 
 ROOT = Path(__file__).parents[1]
-ENGINES = {"vllm", "sglang"}  # each pins the torch that it was built for
+ENGINES = {"vllm", "sglang"}  # each pins its own release of torch
 NOX = ast.parse((ROOT / "noxfile.py").read_text())
 
 
@@ -60,7 +60,7 @@ def name_of(requirement: str) -> str:
 
 
 def required() -> dict[str, str]:
-    """Return what pyproject.toml asks for: each package with its bounds."""
+    """Return the requirements of pyproject.toml: each package with its bounds."""
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = document["project"]
     asked = [*document["build-system"]["requires"], *project["dependencies"]]
@@ -90,7 +90,7 @@ def named_by_nox() -> set[str]:
 
 
 def test_every_direct_dependency_is_pinned():
-    """Else a release of somebody else's changes what CI finds, on a day when nothing here did."""
+    """Without pins a release of another project could change the results of CI."""
     assert named_by_nox() >= {"ruff", "mypy", "nox", "pytest", "jsonschema", "cosmic-ray", "pip"}
     direct = required().keys() | named_by_nox() | {"nox", "uv"}  # the last two of `.ci/run`
     assert direct - ENGINES == pins().keys()
@@ -111,8 +111,8 @@ def test_the_pinned_transformers_is_the_newest_that_is_tried():
     assert tried[-1] == f"transformers=={pins()['transformers']}"
 
 
-def test_ci_installs_what_is_pinned():
-    """By the script itself; what builds the distribution is pinned by the variable alone."""
+def test_ci_installs_pinned_packages():
+    """The CI script sets the variable, which also pins the build's packages."""
     script = (ROOT / ".ci" / "run").read_text()
     installs = re.findall(r"^.*pip install.*$", script, re.MULTILINE)
     assert installs
@@ -125,32 +125,32 @@ def test_every_package_is_tested():
 
 @pytest.fixture(name="broken")
 def _broken(tmp_path, monkeypatch):
-    """Install a package that cannot be imported: one that it needs is missing."""
+    """Install a package that cannot be imported, because a package that it needs is missing."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "__init__.py").write_text("import a_dependency_that_is_missing\n")
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_a_test_is_skipped_where_its_subject_is_not_installed():
+def test_a_test_is_skipped_if_its_package_is_not_installed():
     with pytest.raises(pytest.skip.Exception, match="no_such_package is not installed"):
         import_or_skip("no_such_package.part")
     assert import_or_skip("json.decoder").__name__ == "json.decoder"
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_subject_that_is_installed_and_broken_is_no_reason_to_skip():
+def test_an_installed_and_broken_package_is_an_error():
     with pytest.raises(ModuleNotFoundError, match="a_dependency_that_is_missing"):
         import_or_skip("broken")
 
 
-def test_a_subject_that_is_demanded_is_never_skipped(monkeypatch):
-    """What a session of one engine tests must be there."""
+def test_a_required_package_is_never_skipped(monkeypatch):
+    """The session of an engine requires the package of the engine."""
     monkeypatch.setenv(DEMANDED, "json no_such_package")
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         import_or_skip("no_such_package")
 
 
-def test_a_distribution_without_its_package_is_no_reason_to_skip(monkeypatch):
+def test_a_distribution_without_its_package_is_an_error(monkeypatch):
     monkeypatch.setattr("ci.installed.distribution", lambda _: None)
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         import_or_skip("no_such_package")

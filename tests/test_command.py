@@ -1,4 +1,4 @@
-"""The command ``paged-mla``: help, refusals, and each subcommand on a real configuration."""
+"""Tests of the command ``paged-mla``: help, errors, and each subcommand."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from paged_mla import command
 
-IN_A_COMMAND = {  # what each calls on the way
+IN_A_COMMAND = {  # a function that each subcommand calls
     "explain": "paged_mla_reference.explain.command.load_dump",
     "simulate": "paged_mla_reference.simulator.command.timeline_of",
     "taps": "paged_mla_optimized.commands.taps.load_dump",
@@ -18,14 +18,14 @@ IN_A_COMMAND = {  # what each calls on the way
 }
 WITHOUT_PYTEST = """
 import sys
-sys.modules["pytest"] = None  # as where it is not installed
+sys.modules["pytest"] = None  # as if it were not installed
 from paged_mla.command import main
 sys.exit(main(["conformance", "--quick"]))
 """
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, as a shell does."""
+    """Run the command in its own process, as a shell does."""
     return subprocess.run(
         [sys.executable, "-m", "paged_mla", *arguments],
         capture_output=True,
@@ -53,7 +53,7 @@ def test_each_subcommand_describes_itself_in_sentences_with_an_example(name: str
 
 
 @pytest.mark.parametrize("name", sorted(set(command.SUBCOMMANDS) - {"conformance"}))
-def test_a_wrong_command_line_is_refused_in_one_line(name: str, capsys):
+def test_the_error_of_a_wrong_command_line_has_one_line(name: str, capsys):
     with pytest.raises(SystemExit) as ended:
         command.main([name, "--head=none", "--gpus=none"])
     [line] = capsys.readouterr().err.splitlines()
@@ -71,7 +71,7 @@ def test_a_wrong_command_line_is_refused_in_one_line(name: str, capsys):
         (["fuzz", "--backend", "x", "--dims", "huge"], "argument --dims"),
     ],
 )
-def test_a_word_that_there_is_not_is_refused_beside_those_that_there_are(
+def test_the_error_of_an_unknown_word_lists_the_allowed_words(
     arguments: list[str], named: str, capsys
 ):
     with pytest.raises(SystemExit) as ended:
@@ -81,7 +81,7 @@ def test_a_word_that_there_is_not_is_refused_beside_those_that_there_are(
     assert line.startswith(f"paged-mla {arguments[0]}: {named}: got 'huge'; allowed: ")
 
 
-def test_the_suite_names_the_dims_that_it_knows(capsys):
+def test_the_error_of_unknown_dims_lists_the_allowed_dims(capsys):
     with pytest.raises(SystemExit) as ended:
         command.main(["conformance", "--quick", "--dims", "huge"])
     [line] = capsys.readouterr().err.splitlines()
@@ -89,13 +89,13 @@ def test_the_suite_names_the_dims_that_it_knows(capsys):
     assert line.startswith("paged-mla conformance: argument --dims: got 'huge'; allowed: ")
 
 
-def test_an_unknown_subcommand_is_refused_with_what_is_allowed():
+def test_the_error_of_an_unknown_subcommand_lists_the_allowed_ones():
     done = run("confromance")
     assert done.returncode == 2
-    assert "got the command 'confromance'; allowed: conformance, judge, explain" in done.stderr
+    assert "unknown command 'confromance'; allowed: conformance, judge, explain" in done.stderr
 
 
-def test_a_missing_package_is_named_with_the_extra_that_brings_it():
+def test_a_missing_package_is_named_with_the_extra_that_installs_it():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_PYTEST], capture_output=True, text=True, check=False
     )
@@ -107,10 +107,10 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it():
 
 @pytest.mark.parametrize("error", [OverflowError, ValueError, AssertionError, MemoryError])
 @pytest.mark.parametrize(("name", "at"), IN_A_COMMAND.items(), ids=IN_A_COMMAND)
-def test_an_error_of_the_program_has_a_status_of_its_own(
+def test_an_internal_error_has_its_own_status(
     tmp_path: Path, monkeypatch, capsys, name: str, at: str, error: type[Exception]
 ):
-    """A script must not read it as a broken rule (1), nor as a wrong file (2)."""
+    """A script must be able to distinguish it from a broken rule (1) and a wrong file (2)."""
 
     def fail(*_arguments: object, **_options: object) -> None:
         raise error("of the test")
@@ -125,7 +125,7 @@ def test_an_error_of_the_program_has_a_status_of_its_own(
     told = capsys.readouterr().err
     assert "Traceback" in told
     assert f"{error.__name__}: of the test" in told
-    assert told.endswith("paged-mla: this is an error of paged-mla itself, and no result\n")
+    assert told.endswith("paged-mla: this is an error of paged-mla itself, not a result\n")
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_an_error_of_the_program_has_a_status_of_its_own(
         ("| exec true", 141, ""),
     ],
 )
-def test_an_output_that_takes_nothing_is_no_error_of_the_program(
+def test_an_output_that_cannot_be_written_is_not_an_internal_error(
     given: str, status: int, told: str
 ):
-    """A full disk, an output that was closed, and a reader that has left."""
-    wait = "sleep 1; " if given.startswith("|") else ""  # until the reader has left
+    """The output is a full disk, closed, or a pipe without a reader."""
+    wait = "sleep 1; " if given.startswith("|") else ""  # until the reader has ended
     line = f"({wait}exec {sys.executable} -m paged_mla --help) {given}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (status, told)
@@ -164,11 +164,11 @@ def test_the_help_names_each_exit_status():
     ],
 )
 @pytest.mark.parametrize("place", ["folder", "file/inside", "file/../folder"])
-def test_what_cannot_be_written_is_refused_before_the_work(
+def test_a_path_that_cannot_be_written_is_an_error_before_the_work(
     tmp_path: Path, monkeypatch, capsys, place: str, arguments: list[str], option: str
 ):
     for at in IN_A_COMMAND.values():
-        monkeypatch.setattr(at, lambda *_: pytest.fail("the work began"))
+        monkeypatch.setattr(at, lambda *_: pytest.fail("the work started"))
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("as it was")
     path = tmp_path / place
@@ -178,8 +178,8 @@ def test_what_cannot_be_written_is_refused_before_the_work(
     assert (tmp_path / "file").read_text() == "as it was"
 
 
-def test_a_file_that_is_there_survives_a_refusal(tmp_path: Path, monkeypatch):
-    """It is replaced once there is something to replace it."""
+def test_an_error_leaves_an_existing_file_unchanged(tmp_path: Path, monkeypatch):
+    """A file is replaced only if the command succeeds."""
     page = tmp_path / "page.html"
     page.write_text("as it was")
     monkeypatch.setattr("paged_mla_reference.simulator.work.MOST_WORK", 10)
@@ -196,7 +196,7 @@ def test_simulate_draws_a_schedule(tmp_path: Path):
 
 
 def test_a_backend_in_the_current_folder_is_found(tmp_path: Path):
-    """As the installed script is started, which has its own folder on the path alone."""
+    """The installed script starts with only its own folder on the path."""
     (tmp_path / "my_mla.py").write_text("from paged_mla_reference.backend import create\n")
     code = "import sys; sys.path.remove(''); from paged_mla.command import main; sys.exit(main())"
     arguments = ["fuzz", "--backend", "my_mla:create", "--skip-corpus", "--schedules", "1"]

@@ -1,4 +1,4 @@
-"""``paged-mla doctor``: versions, GPUs, kernels and engines, also where hardly anything is."""
+"""Tests of ``paged-mla doctor``: versions, GPUs, kernels and engines."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from paged_mla.requirements import Requirement, requirements
 ALONE = """
 import sys
 for name in ("torch", "triton", "pytest"):
-    sys.modules[name] = None  # as where it is not installed
+    sys.modules[name] = None  # as if it were not installed
 from paged_mla.command import main
 sys.exit(main(["doctor", "--arch", "sm90"]))
 """
@@ -23,7 +23,7 @@ HOPPER = "NVIDIA H100 80GB HBM3, 9.0, 81559 MiB, 570.86.15"
 
 @pytest.fixture
 def smi(tmp_path: Path, monkeypatch):
-    """Return what puts an ``nvidia-smi`` on the path that runs a line of shell."""
+    """Return a function that puts an ``nvidia-smi`` that runs a shell line on the path."""
 
     def put(line: str) -> None:
         program = tmp_path / "nvidia-smi"
@@ -36,7 +36,7 @@ def smi(tmp_path: Path, monkeypatch):
 
 @pytest.fixture
 def said(capsys):
-    """Return what runs the command and returns its lines, runs of spaces as one."""
+    """Return a function that runs the command and returns its lines with single spaces."""
 
     def run(*arguments: str) -> list[str]:
         assert doctor.main(list(arguments)) == 0
@@ -47,7 +47,7 @@ def said(capsys):
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch):
-    """Return what makes a package and its metadata that Python finds."""
+    """Return a function that creates a package with metadata on Python's path."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def put(package: str, version: str) -> None:
@@ -60,14 +60,14 @@ def install(tmp_path: Path, monkeypatch):
     return put
 
 
-def test_it_says_what_is_installed_and_whether_it_is_supported(said):
+def test_it_lists_installed_packages_and_whether_they_are_supported(said):
     lines = said()
     assert any(line.startswith("paged-mla 0.1.0 in /") for line in lines)
     assert any(line.startswith("PyTorch ") and "supported (>=2.11)" in line for line in lines)
     assert any(line.startswith("Triton ") and "supported (>=3.6, <3.10)" in line for line in lines)
 
 
-def test_without_torch_and_triton_it_names_the_extra_and_the_kernels_all_the_same():
+def test_without_torch_and_triton_it_shows_the_extra_and_the_kernels():
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     missing = 'not installed (>=2.11): pip install "paged-mla[optimized]"'
@@ -96,7 +96,7 @@ def test_versions_are_compared_number_by_number(version: str, is_allowed):
     assert Requirement("triton<3.10,>=3.6; extra == 'all'").allows(version) == is_allowed
 
 
-def test_every_bound_of_the_distribution_is_understood():
+def test_every_bound_of_the_distribution_is_parsed():
     known = requirements()
     assert {"python", "numpy", "torch", "triton", "vllm", "sglang", "transformers"} <= set(known)
     assert all(requirement.bounds for requirement in known.values())
@@ -148,7 +148,7 @@ def test_the_configuration_decides_the_kernel(said):
         ),
     ],
 )
-def test_a_wrong_option_is_refused_in_one_line(arguments: list[str], message: str):
+def test_the_error_of_a_wrong_option_has_one_line(arguments: list[str], message: str):
     done = subprocess.run(
         [sys.executable, "-m", "paged_mla", "doctor", *arguments],
         capture_output=True,
@@ -163,7 +163,7 @@ def test_a_wrong_option_is_refused_in_one_line(arguments: list[str], message: st
 
 def test_without_a_gpu_it_names_the_interpreter(said, monkeypatch):
     monkeypatch.setenv("PATH", os.devnull)
-    assert "no GPU found: TRITON_INTERPRET=1 runs the kernels on the CPU, slowly" in said()
+    assert "No GPU was found. TRITON_INTERPRET=1 runs the kernels on the CPU, slowly." in said()
 
 
 def test_each_gpu_has_a_line_and_each_architecture_its_kernels(said, smi):
@@ -176,7 +176,7 @@ def test_each_gpu_has_a_line_and_each_architecture_its_kernels(said, smi):
 
 def test_a_gpu_without_kernels_is_named(said, smi):
     smi("echo 'Tesla T4, 7.5, 15360 MiB, 570.86.15'")
-    capability = "compute capability 7.5, for which there is no kernel"
+    capability = "compute capability 7.5, which no kernel supports"
     assert f"Tesla T4, {capability}, 15360 MiB, driver 570.86.15" in said()
 
 
@@ -184,7 +184,7 @@ def test_a_torch_that_sees_no_gpu_is_named(said, smi, monkeypatch):
     torch = import_or_skip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     smi(f"echo '{HOPPER}'")
-    assert any(line.startswith("PyTorch can use none of them: install") for line in said())
+    assert any(line.startswith("PyTorch cannot use these GPUs. Install") for line in said())
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_torch_that_sees_no_gpu_is_named(said, smi, monkeypatch):
 )
 def test_a_failing_nvidia_smi_is_quoted(said, smi, failure: str):
     smi(failure)
-    assert "nvidia-smi fails: Failed to initialize NVML" in said()
+    assert "nvidia-smi failed: Failed to initialize NVML" in said()
 
 
 def test_an_engine_is_named_with_its_plugin_and_the_option_that_selects_it(said, install):
@@ -213,7 +213,7 @@ def test_an_engine_that_is_not_installed_is_named_with_the_command_for_it(said, 
     assert 'vLLM - not installed (>=0.25, <0.34): pip install "paged-mla[vllm]"' in said()
 
 
-def test_a_plugin_that_is_not_registered_is_named_with_what_registers_it(
+def test_a_plugin_that_is_not_registered_is_named_with_the_command_for_it(
     said, install, monkeypatch
 ):
     install("vllm", "0.26.0")
@@ -223,14 +223,14 @@ def test_a_plugin_that_is_not_registered_is_named_with_what_registers_it(
     assert "pip install --force-reinstall --no-deps paged-mla" in lines
 
 
-def test_code_in_a_folder_is_said_not_to_be_installed(said, monkeypatch):
+def test_code_in_a_folder_is_reported_as_not_installed(said, monkeypatch):
     monkeypatch.setattr(doctor, "requirements", dict)
-    assert "The distribution is not installed: pip install paged-mla" in said()
+    assert "The package is not installed: pip install paged-mla" in said()
 
 
 @pytest.mark.parametrize(("option", "largest"), [("--heads", 128), ("--block-size", 32768)])
-def test_what_no_instance_accepts_has_no_kernel(option: str, largest: int, capsys):
-    """The largest sizes are those of ``MlaConfig``."""
+def test_sizes_that_no_instance_accepts_are_an_error(option: str, largest: int, capsys):
+    """The command allows the same sizes as ``MlaConfig``."""
     assert doctor.main([option, str(largest)]) == 0
     assert doctor.main([option, str(largest + 1)]) == 2
     told = capsys.readouterr().err

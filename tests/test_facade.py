@@ -1,4 +1,4 @@
-"""What ``import paged_mla`` gives, and what it needs for that."""
+"""Tests of the names of ``paged_mla``, and of the packages that its import needs."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import paged_mla_optimized
 
 WITHOUT_TORCH = """
 import sys
-sys.modules["torch"] = sys.modules["triton"] = None  # as where they are not installed
+sys.modules["torch"] = sys.modules["triton"] = None  # as if they were not installed
 import paged_mla
 assert paged_mla.Rope and paged_mla.Unsupported
 try:
@@ -25,7 +25,7 @@ def test_every_public_name_can_be_imported(name: str):
     assert getattr(paged_mla, name) is not None
 
 
-def test_every_public_name_of_the_kernels_is_there():
+def test_every_public_name_of_the_kernels_exists():
     assert set(paged_mla_optimized.__all__) <= set(dir(paged_mla))
 
 
@@ -34,7 +34,7 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
         _ = paged_mla.Nope
 
 
-def test_the_import_needs_neither_torch_nor_triton_and_says_which_extra_brings_them():
+def test_the_import_needs_neither_torch_nor_triton_and_the_error_names_their_extra():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Fingerprints show which variants a change of the sources has left as they were (S-20)."""
+"""Tests that fingerprints show the variants that a change of the sources affects (S-20)."""
 
 import re
 from dataclasses import replace
@@ -27,8 +27,8 @@ def kernel(x_ptr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def same_kernel(x_ptr, COUNT: tl.constexpr):  # another name, and no function of its own
-    """Store twice what was there."""
+def same_kernel(x_ptr, COUNT: tl.constexpr):  # another name, and no call of a function
+    """Store twice the value that was there."""
     lines = tl.arange(0, COUNT)
     x = tl.load(x_ptr + lines)
     tl.store(x_ptr + lines, x + x)
@@ -114,7 +114,7 @@ JOB = job(kernel)
 
 @pytest.fixture
 def jobs(monkeypatch, tmp_path):
-    """Return the variants that the tool finds, a list to be changed; its files are in a folder."""
+    """Return the tool's list of variants, which tests change; its files are in a folder."""
     found = [JOB]
     monkeypatch.setattr(fingerprints, "jobs_of_arch", lambda _arch: found)
     monkeypatch.setattr(fingerprints, "FOLDER", tmp_path)
@@ -124,7 +124,7 @@ def jobs(monkeypatch, tmp_path):
 
 
 class _NoProcesses:
-    """Runs everything in this process, whose kernels no other one can import."""
+    """An executor that runs in this process, because no other can import its kernels."""
 
     def __init__(self, *_args, **_named):
         pass
@@ -140,7 +140,7 @@ class _NoProcesses:
 
 
 def run(capsys, *options):
-    """Return the exit status and what is printed."""
+    """Return the exit status and the output."""
     status = fingerprints.main(["--arch", ARCH, *options])
     return status, capsys.readouterr().out
 
@@ -155,7 +155,7 @@ def test_the_order_of_parameters_changes_no_fingerprint():
     meaning = fingerprints.meaning_of(job(scaled_kernel, types=TYPES | {"scale": "i64"}), ARCH)
     reordered = job(reordered_kernel, types=TYPES | {"scale": "i64"})
     assert fingerprints.meaning_of(reordered, ARCH) == meaning
-    others = job(swapped_kernel, types=TYPES | {"count": "i64"})  # the same by other names
+    others = job(swapped_kernel, types=TYPES | {"count": "i64"})  # the same with other names
     assert fingerprints.meaning_of(others, ARCH) == meaning
     for types in (TYPES | {"scale": "i64"}, {"x_ptr": "*fp16", "y_ptr": "*fp32", "count": "i64"}):
         assert fingerprints.meaning_of(job(swapped_kernel, types=types), ARCH) != meaning
@@ -187,7 +187,7 @@ def test_the_order_of_constants_changes_no_fingerprint():
     ],
     ids=["kernel", "constants", "types", "num_warps", "maxnreg"],
 )
-def test_whatever_the_compiler_sees_changes_the_fingerprint(changed):
+def test_every_input_of_the_compiler_changes_the_fingerprint(changed):
     assert fingerprints.meaning_of(changed, ARCH) != fingerprints.meaning_of(JOB, ARCH)
     assert fingerprints.source_of(changed) != fingerprints.source_of(JOB)
 
@@ -204,14 +204,14 @@ def test_a_variant_that_differs_is_named(jobs, capsys):
 
 
 @pytest.mark.usefixtures("jobs")
-def test_what_is_known_is_not_compiled_again(capsys, monkeypatch):
+def test_known_variants_are_not_compiled_again(capsys, monkeypatch):
     run(capsys, "--renew")
     monkeypatch.setattr(fingerprints, "meaning_of", None)
     assert run(capsys)[0] == 0
 
 
 @pytest.mark.usefixtures("jobs")
-def test_another_triton_knows_nothing(capsys, tmp_path):
+def test_another_triton_has_no_known_variants(capsys, tmp_path):
     run(capsys, "--renew")
     path = tmp_path / f"{ARCH}.txt"
     path.write_text(re.sub(r"^triton .*", "triton 2.0.0", path.read_text()))

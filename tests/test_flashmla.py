@@ -1,4 +1,4 @@
-"""What runs FlashMLA's own test, on a checkout whose test is a few lines."""
+"""Tests of ``ci.flashmla`` on a checkout with a short test."""
 
 import argparse
 import json
@@ -69,7 +69,7 @@ def options(checkout, **changes):
     return argparse.Namespace(**(every | changes))
 
 
-def test_what_main_runs_is_collected_in_both_dtypes_and_not_run(checkout):
+def test_cases_of_main_are_collected_in_both_dtypes_and_not_run(checkout):
     test = load(checkout)
     assert test.flash_mla is flash_mla
     run_before = test.test_flash_mla
@@ -81,17 +81,17 @@ def test_what_main_runs_is_collected_in_both_dtypes_and_not_run(checkout):
 
 
 def test_each_kernel_is_compiled_by_one_case_before_all_others(checkout):
-    """One query sees every key: with it, both masks are one kernel."""
+    """With one query token, which sees every key, both masks use the same kernel."""
     cases = collect(load(checkout))
     in_order = ordered(cases)
-    first = in_order[:12]  # of six kernels in two dtypes
+    first = in_order[:12]  # six kernels in two dtypes
     assert [case.param.s_k for case in first] == [20] * len(first)
     kernels = {
         (c.dtype, c.param.h_q, c.param.s_q, c.param.s_q > 1 and c.param.is_causal) for c in first
     }
     assert len(kernels) == len(first)
     assert sorted(map(str, in_order)) == sorted(map(str, cases))
-    assert ordered(collect(load(checkout))) == in_order  # as another process has it
+    assert ordered(collect(load(checkout))) == in_order  # the order of another process
 
 
 def test_one_dtype_can_be_left_out(checkout):
@@ -99,7 +99,7 @@ def test_one_dtype_can_be_left_out(checkout):
     assert [case.dtype for case in part] == ["fp16"] * 24
 
 
-def test_a_case_that_fails_says_what_the_test_printed(checkout):
+def test_a_failure_has_the_output_of_the_test(checkout):
     test = load(checkout)
     passes, fails = [c for c in collect(test) if c.param.s_k < 4096][7:9]
     assert run(test, passes) == ""
@@ -107,7 +107,7 @@ def test_a_case_that_fails_says_what_the_test_printed(checkout):
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_a_case_is_tried_again_where_memory_was_short(checkout, monkeypatch):
+def test_a_case_without_enough_memory_is_tried_again(checkout, monkeypatch):
     test = load(checkout)
     [case, *_] = [
         c for c in collect(test) if c.dtype == "fp16" and c.param.s_k == 4096 and c.param.s_q == 2
@@ -123,7 +123,7 @@ def test_a_case_is_tried_again_where_memory_was_short(checkout, monkeypatch):
     assert run(test, case) == ""
 
 
-def test_the_memory_of_a_case_grows_with_what_it_makes(checkout):
+def test_the_memory_of_a_case_grows_with_its_tensors(checkout):
     param = collect(load(checkout))[0].param
 
     def size(**changes):
@@ -151,11 +151,11 @@ def test_large_cases_wait_for_memory_and_small_ones_do_not():
         order.append("first ends")
     thread.join()
     assert order == ["small", "first ends", "second"]
-    with memory.take(1 << 40):  # more than all: alone
+    with memory.take(1 << 40):  # more than the total, so no other case runs
         pass
 
 
-def test_a_device_that_is_lost_keeps_no_memory_from_other_processes(monkeypatch):
+def test_a_lost_device_releases_its_reserved_memory(monkeypatch):
     def lost():
         raise RuntimeError("an illegal memory access was encountered")
 
@@ -181,7 +181,7 @@ def lines_of(checkout, **changes):
     return flashmla.last_lines(results)
 
 
-def test_counts_tell_what_failed_and_what_did_not_run(checkout, capsys):
+def test_counts_have_failed_cases_and_cases_that_did_not_run(checkout, capsys):
     cases = collect(load(checkout))
     ended = lines_of(checkout)
     counts = flashmla.counts_of(cases, ended)
@@ -204,14 +204,16 @@ def test_a_case_that_never_ends_is_a_failure(checkout, monkeypatch):
     with pytest.raises(SystemExit):
         lines_of(checkout)
     results = checkout / "results"
-    results.write_text(results.read_text() + '{"dtype": "bf')  # stopped as it wrote
+    results.write_text(
+        results.read_text() + '{"dtype": "bf'
+    )  # the process stopped during the write
     *passed, last = flashmla.last_lines(results)
     assert "s_k=140" in last["case"]
     assert "did not end" in last["message"]
     assert not any(line["message"] for line in passed)
 
 
-def test_nothing_but_every_case_of_both_dtypes_is_success(checkout):
+def test_only_all_cases_of_both_dtypes_are_a_success(checkout):
     cases = [case for case in collect(load(checkout)) if case.param.s_k == 20]
     passed = [{"dtype": case.dtype, "case": str(case), "message": ""} for case in cases]
     assert flashmla.show(flashmla.counts_of(cases, passed), passed)
@@ -221,20 +223,20 @@ def test_nothing_but_every_case_of_both_dtypes_is_success(checkout):
     assert not flashmla.show(flashmla.counts_of([], []), [])
 
 
-def test_a_path_without_the_test_is_refused(tmp_path, capsys):
+def test_a_path_without_the_test_is_an_error(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         flashmla.main([str(tmp_path)])
     assert f"PATH: got {tmp_path}, which has no tests/" in capsys.readouterr().err
 
 
-def test_a_report_that_is_a_folder_is_refused_before_cases_run(checkout, capsys):
+def test_a_report_path_of_a_folder_is_an_error_before_cases_run(checkout, capsys):
     with pytest.raises(SystemExit, match="2"):
         flashmla.main([str(checkout), "--report", str(checkout)])
     assert f"--report: got {checkout}; allowed: a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("source", ["", "import no_such_module", "def main(torch_dtype): ..."])
-def test_the_test_of_another_commit_is_refused(checkout, capsys, monkeypatch, source):
+def test_the_test_of_another_commit_is_an_error(checkout, capsys, monkeypatch, source):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     (checkout / flashmla_cases.TEST).write_text(source)
@@ -244,7 +246,7 @@ def test_the_test_of_another_commit_is_refused(checkout, capsys, monkeypatch, so
 
 
 @pytest.mark.parametrize("option", ["--workers=0", "--dtype=fp8", "--seconds=x"])
-def test_options_that_mean_nothing_are_refused(option, checkout, capsys):
+def test_invalid_options_are_an_error(option, checkout, capsys):
     with pytest.raises(SystemExit, match="2"):
         flashmla.main([str(checkout), option])
     assert option.split("=")[0] in capsys.readouterr().err
@@ -270,7 +272,7 @@ def test_processes_run_the_cases_and_a_report_has_counts_failures_and_versions(
     assert document["torch"] == torch.__version__
 
 
-def test_without_a_gpu_nothing_is_run(checkout, capsys, monkeypatch):
+def test_without_a_gpu_no_case_runs(checkout, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert flashmla.main([str(checkout)]) == flashmla.CANNOT_RUN_HERE
     assert "needs a Hopper GPU" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Kernels of other projects put to ``judge``: the manifest, the runner and its page."""
+"""Tests of ``ci.judged``: the manifest, the runner and the page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REPORT = {
 }
 
 
-def test_the_page_is_that_of_the_committed_results():
+def test_the_page_shows_the_committed_results():
     assert PAGE.read_text() == page(kernels(), read_all(RESULTS))
 
 
@@ -67,15 +67,15 @@ def test_a_wrong_manifest(text: str, message: str, tmp_path: Path):
         kernels(path)
 
 
-def test_kernels_are_chosen_by_the_beginnings_of_their_ids():
+def test_kernels_are_chosen_by_the_start_of_their_ids():
     assert {kernel.id for kernel in chosen("fib-,chitu")} >= {"chitu-decode", "fib-o3-decode"}
     assert chosen("") == kernels()
     with pytest.raises(InvalidArgument, match="--only: got nothing"):
         chosen("nothing")
 
 
-def test_a_result_is_of_the_first_cause():
-    """Its rules are those of every cause, in order of their numbers."""
+def test_a_result_has_the_sentence_of_the_first_cause():
+    """The rules are those of every cause, in the order of their numbers."""
     found = result_of(KERNEL, 1, REPORT, "", 2.0)
     assert found == Result(
         id="k",
@@ -107,7 +107,7 @@ def test_a_process_without_a_report(status: int | None, outcome: str):
         ({"rule": "S-7", "what": "lse", "kind": "NaN"}, "as it is"),
     ],
 )
-def test_damaged_memory_is_a_rule_and_no_recipe(cause: dict[str, str], said: str):
+def test_damaged_memory_is_reported_without_details(cause: dict[str, str], said: str):
     given = {"count": 1, "error": "at byte -192", "sentence": "as it is"} | cause
     assert sentence_of(given).startswith(said)
     assert "192" not in sentence_of(given)
@@ -127,14 +127,16 @@ def test_rows_of_the_page():
     failed, other = result_of(KERNEL, 1, REPORT, "", 2.0), dataclasses.replace(KERNEL, id="other")
     text = page([KERNEL, other], [failed])
     assert "| A kernel | owner/name@0123456 | 0 | A card | 30 | 3 | S-5, S-10 | S-5, out:" in text
-    assert "It was not judged yet." in text
+    assert "The kernel was not judged yet." in text
 
 
-def test_kernels_that_end_and_hang_stop_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each has its process; who is out of time is ended with all that it started."""
+def test_kernels_that_crash_or_hang_do_not_stop_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each kernel has its own process, which ends with its children at the time limit."""
     programs = {
         "ends": "import os; os.abort()",
-        "hangs": "print('begun', flush=True); import time; time.sleep(600)",
+        "hangs": "print('started', flush=True); import time; time.sleep(600)",
         "works": "import sys, pathlib, json; a = sys.argv; "
         f"pathlib.Path(a[a.index('--report') + 1]).write_text({json.dumps(json.dumps(REPORT))})",
     }
@@ -142,7 +144,7 @@ def test_kernels_that_end_and_hang_stop_no_other(tmp_path: Path, monkeypatch: py
         (tmp_path / f"{name}.py").write_text(program)
 
     class Python:
-        """Runs the kernel's file instead of ``judge`` on it."""
+        """An interpreter that runs the kernel's file instead of ``judge``."""
 
         executable = str(tmp_path / "python")
 
@@ -156,11 +158,9 @@ def test_kernels_that_end_and_hang_stop_no_other(tmp_path: Path, monkeypatch: py
     assert outcomes == {"ends": ("ended", 0), "hangs": ("out of time", 0), "works": ("passed", 30)}
 
 
-def test_no_kernel_is_begun_when_the_total_time_is_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_no_kernel_starts_after_the_total_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert runner.run([KERNEL], tmp_path, tmp_path, [], jobs=1, seconds=5, total=0) == []
-    assert "k: not begun" in capsys.readouterr().out
+    assert "k: not started" in capsys.readouterr().out
 
 
 def test_a_wrong_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

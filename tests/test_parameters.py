@@ -1,4 +1,4 @@
-"""No function has more parameters than a reader keeps in mind, and no import loads too much."""
+"""Tests of limits on the parameters of functions and on the code that an import loads."""
 
 import ast
 import os
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 MOST_OF_A_KERNEL = 32
 MOST_OF_A_FUNCTION = 8
 MOST_LINES = 15_000
-FOREIGN = {  # whose signatures others set: engines, torch.library, and packages stood in for
+FOREIGN = {  # signatures that engines, torch.library and replaced packages define
     "paged_mla_adapters/flashinfer_bench/sources/reference.py:attend",
     "paged_mla_adapters/flashinfer_bench/sources/solution.py:attend",
     "paged_mla_optimized/drop_in/flash_mla.py:flash_mla_with_kvcache",
@@ -25,7 +25,7 @@ FOREIGN = {  # whose signatures others set: engines, torch.library, and packages
 
 
 def count(node):
-    """Return how many parameters a function has; the object of a method is none of them."""
+    """Return the number of parameters of a function, without ``self``."""
     of = node.args
     names = [one.arg for one in (*of.posonlyargs, *of.args, *of.kwonlyargs)]
     collected = [one for one in (of.vararg, of.kwarg) if one is not None]
@@ -39,7 +39,7 @@ def is_compiled(node):
 
 @pytest.fixture(scope="module")
 def counts():
-    """Return parameters by place, of compiled functions and of others."""
+    """Return the numbers of parameters by place, of compiled functions and of other functions."""
     found = {True: {}, False: {}}
     for source in (ROOT / "src", *ROOT.glob("*/src"), *ROOT.glob("*/*/src")):
         for path in source.rglob("*.py"):
@@ -64,7 +64,7 @@ def test_functions_of_the_host_are_short(counts):
 
 
 def test_the_attention_loads_few_lines():
-    """What ``import PagedMla`` loads of these packages, in a process of its own."""
+    """The test imports PagedMla in its own process and counts the lines that it loads."""
     count = (
         "import sys, pathlib; from paged_mla_optimized import PagedMla; "
         "files = [m.__file__ for n, m in [*sys.modules.items()] if n.startswith('paged_mla')]; "

@@ -1,4 +1,4 @@
-"""The README is short, and what it shows is so."""
+"""Tests that the README is short, and that its examples and claims are true."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def commands_of(program: str) -> list[list[str]]:
     ]
 
 
-def test_it_is_short():
+def test_the_readme_is_short():
     assert len(README.splitlines()) <= 90
     assert README.count("](") <= 20
 
@@ -52,7 +52,7 @@ def test_every_picture_exists():
 
 
 def test_the_example_runs_as_printed(tmp_path: Path):
-    """On a CPU; then the first token's answer is its own latent."""
+    """The example runs on a CPU, and the first token's output is its own latent."""
     (tmp_path / "embed.py").write_text(EXAMPLE + CHECK)
     done = subprocess.run(
         [sys.executable, "embed.py"],
@@ -92,7 +92,7 @@ def test_every_session_exists():
         assert f"\ndef {session}(session: nox.Session" in noxfile
 
 
-def test_a_new_environment_has_what_is_run_in_it():
+def test_a_new_environment_has_the_programs_that_are_run():
     assert ["install", ".[conformance]", "nox"] in commands_of("pip")
 
 
@@ -104,7 +104,7 @@ def test_every_extra_exists():
 
 
 def test_explain_prints_the_lines_that_are_shown(tmp_path: Path):
-    """Of the dump that ``reference/docs/explain.md`` makes of a lost token."""
+    """The dump is that of a lost token in ``reference/docs/explain.md``."""
     name = "the-last-token-is-not-written"
     printed = explanation_of_dumps(tmp_path, name, f"{name}.safetensors")
     assert set(EXPLAINED.splitlines()) <= set(printed.splitlines())
@@ -120,7 +120,7 @@ def test_explain_prints_what_the_page_of_two_dumps_shows(tmp_path: Path):
 
 
 def explanation_of_dumps(folder: Path, mutant: str, *dumps: str) -> str:
-    """Return what ``explain`` prints of dumps of a mutant, which are made in a folder."""
+    """Return the output of ``explain`` for dumps of a mutant, which are written to a folder."""
     command = [mutant, "--single", "0", "--healthy", "0", "--save", str(folder)]
     subprocess.run(
         [sys.executable, "-m", "paged_mla_conformance.meta.explained", *command], check=True
@@ -128,7 +128,7 @@ def explanation_of_dumps(folder: Path, mutant: str, *dumps: str) -> str:
     sources = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)
     done = subprocess.run(
         [sys.executable, "-m", "paged_mla", "explain", *dumps],
-        cwd=folder,  # lines break elsewhere where names have a folder in front
+        cwd=folder,  # the folder's name would change the line breaks
         env=os.environ | {"PYTHONPATH": sources},
         capture_output=True,
         text=True,
@@ -152,7 +152,7 @@ def explanation_of_dumps(folder: Path, mutant: str, *dumps: str) -> str:
     ],
 )
 def test_speeds_are_those_of_the_chart(group: int, some: str, words: str):
-    """Of all steps of a kind."""
+    """The speeds are those of all steps of a kind."""
     bars = [bar for bar in GROUPS[group].bars if some in bar.label]
     bar = CHART["Bar"]("all", tuple(ratio for bar in bars for ratio in bar.ratios))
     numbers = {name: f"{getattr(bar, name):.2f}" for name in ("mean", "least", "most")}

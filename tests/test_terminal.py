@@ -1,4 +1,4 @@
-"""Texts from files reach no terminal as they are: they could clear the screen, or forge lines."""
+"""Tests that control characters of other texts are escaped: they could clear a terminal."""
 
 import contextlib
 import subprocess
@@ -37,7 +37,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
-def test_names_of_files_are_spelled_out(tmp_path: Path, monkeypatch, capfd, arguments: list[str]):
+def test_names_of_files_are_escaped(tmp_path: Path, monkeypatch, capfd, arguments: list[str]):
     monkeypatch.chdir(tmp_path)
     files = {name: f"{name}-{NAME}.json" for name in ("bad", "new", "report", "scenario")}
     Path(files["bad"]).write_text("[")
@@ -50,7 +50,7 @@ def test_names_of_files_are_spelled_out(tmp_path: Path, monkeypatch, capfd, argu
     assert told.replace("\n", "").isprintable()
 
 
-def test_what_a_process_of_the_suite_refuses_is_spelled_out(tmp_path: Path):
+def test_errors_of_a_process_of_the_suite_are_escaped(tmp_path: Path):
     path = tmp_path / f"{NAME}.toml"
     path.write_text("[")
     suite = [sys.executable, "-m", "paged_mla", "conformance", "--quick", "--profile", str(path)]
@@ -60,8 +60,8 @@ def test_what_a_process_of_the_suite_refuses_is_spelled_out(tmp_path: Path):
     assert done.stderr.replace("\n", "").isprintable()
 
 
-def test_what_a_backend_says_is_spelled_out(capsys):
-    """Lines of a failure stay lines."""
+def test_messages_of_a_backend_are_escaped(capsys):
+    """Line breaks of a failure remain."""
     report = Report(Subject(parse(["--quick"]).backend), time_limit=0, commit="")
     report.errors.append(f"one\n{NAME}")
     summary.write(report, sys.stdout)
@@ -70,7 +70,7 @@ def test_what_a_backend_says_is_spelled_out(capsys):
     assert told.replace("\n", "").isprintable()
 
 
-def test_the_name_of_a_gpu_is_spelled_out(monkeypatch, capsys):
+def test_the_name_of_a_gpu_is_escaped(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "find_gpus", lambda: [Gpu(NAME, "9.0", "80 GiB", "1")])
     assert doctor.main([]) == 0
     told = capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_the_name_of_a_gpu_is_spelled_out(monkeypatch, capsys):
     assert told.replace("\n", "").isprintable()
 
 
-def test_an_error_of_the_program_is_spelled_out(monkeypatch, capsys):
+def test_an_internal_error_is_escaped(monkeypatch, capsys):
     def fail(_options: object) -> None:
         raise RuntimeError(NAME)
 

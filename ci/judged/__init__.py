@@ -1,9 +1,9 @@
-"""Kernels of other projects put to ``paged-mla judge``, and the page of what was found.
+"""Run ``paged-mla judge`` on kernels of other projects, and write the page of the results.
 
     python -m ci.judged run --payload FOLDER --out out/judged --jobs 8
     python -m ci.judged page out/judged/results.json
 
-``kernels.toml`` says what is judged, where each kernel is had, and how it is called. FOLDER has
-their files, which this repository does not: module names are looked up in it, and paths that end in
-``.py`` or ``.json`` are those of files in it.
+``kernels.toml`` lists the kernels with their sources and options. FOLDER contains their files,
+which are not in this repository. It is on Python's path, and paths that end in ``.py`` or ``.json``
+are relative to it.
 """

@@ -1,4 +1,4 @@
-"""The command: ``run`` judges kernels, ``page`` writes what was found."""
+"""The command: ``run`` judges kernels, ``page`` writes the page of the results."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 def main(arguments: list[str]) -> int:
-    """Return 0, and 2 for a wrong command line; a kernel that fails is a result like another."""
+    """Run a subcommand; return 0, or 2 for a wrong command line.
+
+    A kernel that fails a test does not change the status.
+    """
     options, rest = _parser().parse_known_args(arguments)
     try:
         if options.command == "page":
             if rest:
-                raise InvalidArgument("arguments", " ".join(rest), "RESULTS alone")
+                raise InvalidArgument("arguments", " ".join(rest), "only RESULTS")
             options.page.write_text(page(manifest.kernels(), read_all(options.results)))
             return 0
         if not options.payload.is_dir():
-            raise InvalidArgument("--payload", str(options.payload), "a folder that is there")
+            raise InvalidArgument("--payload", str(options.payload), "a folder that exists")
         payload, out = options.payload.resolve(), options.out.resolve()
         run(
             chosen(options.only),
@@ -48,18 +51,18 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser(
         "run",
         help="judge kernels",
-        description="Judges kernels. Options not listed here go to `paged-mla judge`: --quick.",
+        description="Judges kernels. Other options, as --quick, are passed to `paged-mla judge`.",
         allow_abbrev=False,
     ).add_argument
     add("--payload", type=Path, required=True, help="the folder with the kernels' files")
     add("--out", type=Path, required=True, help="the folder for results and reports")
-    add("--only", default="", metavar="ID,ID", help="kernels whose ids begin so")
-    add("--jobs", type=int, default=1, help="kernels at a time (default: 1)")
-    add("--seconds", type=float, default=540, help="for each kernel (default: 540)")
-    add("--total", type=float, default=math.inf, help="seconds for all (default: no limit)")
+    add("--only", default="", metavar="ID,ID", help="only kernels whose ids start with these texts")
+    add("--jobs", type=int, default=1, help="the number of kernels at a time (default: 1)")
+    add("--seconds", type=float, default=540, help="the limit for each kernel (default: 540)")
+    add("--total", type=float, default=math.inf, help="the limit in seconds (default: no limit)")
     written = commands.add_parser("page", help="write the page of results").add_argument
     written("results", type=Path, metavar="RESULTS", help="results.json")
-    written("--page", type=Path, default=PAGE, help="where the page is written")
+    written("--page", type=Path, default=PAGE, help="the page to write")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The list of kernels: what is judged, where it is had, and with which options."""
+"""The list of kernels that are judged, with their sources and options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_mla_shared.typed import build
 
 MANIFEST = Path(__file__).with_name("kernels.toml")
 WRAPPERS = Path(__file__).with_name("wrappers")
-MOST_LINES = 10  # of a wrapper
+MOST_LINES = 10  # the most lines of a wrapper
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,18 @@ class Kernel:
     id : str
         A short name, for files and options.
     name : str
-        What the page calls it.
+        The name on the page.
     source : str
         ``package==version``, or ``owner/repository@commit``.
     target : str
-        What ``paged-mla judge`` is given: ``module:function``, or a file of the payload,
-        ``folder/file.py:function`` or ``folder/file.json``; of a wrapper ``file.py:function``.
+        The target for ``paged-mla judge``: ``module:function``; a file of the payload,
+        ``folder/file.py:function`` or ``folder/file.json``; or for a wrapper ``file.py:function``.
     options : tuple of str
         Options of ``paged-mla judge``.
     wrapped : bool
-        Whether the target is a wrapper of :data:`WRAPPERS`.
+        Whether the target is a wrapper in :data:`WRAPPERS`.
     note : str
-        What had to be changed of it, or stands in for what is around it.
+        A description of changes to the kernel, or of replacements for the code around it.
     """
 
     id: str
@@ -50,7 +50,7 @@ class Kernel:
     note: str = ""
 
     def target_in(self, payload: Path) -> str:
-        """Return the target with the path of its file, where it has one."""
+        """Return the target; a file in it has its full path."""
         file = self.target.partition(":")[0]
         if self.wrapped:
             return str(WRAPPERS / self.target)
@@ -58,14 +58,14 @@ class Kernel:
 
     @property
     def lines(self) -> int:
-        """Lines of Python that were written to have it judged, without imports and docstrings."""
+        """The number of lines of the wrapper, without imports and docstrings; 0 without one."""
         if not self.wrapped:
             return 0
         return lines_of((WRAPPERS / self.target.partition(":")[0]).read_text())
 
 
 def lines_of(source: str) -> int:
-    """Return how many lines a source has, but for empty ones, imports and docstrings."""
+    """Return the number of lines of a source, without empty lines, imports and docstrings."""
     skipped: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -82,14 +82,14 @@ def kernels(path: Path = MANIFEST) -> list[Kernel]:
     Raises
     ------
     InvalidArgument
-        It cannot be read, two kernels have one id, or a wrapper has more lines than are allowed.
+        The file cannot be read, two kernels have the same id, or a wrapper has too many lines.
     """
     document: dict[str, Any] = read_toml(path)
     found: list[Kernel] = [build(Kernel, entry, str(path)) for entry in document["kernel"]]
     seen: set[str] = set()
     for kernel in found:
         if kernel.id in seen:
-            raise InvalidArgument(f"{path}: id", kernel.id, "one kernel of an id")
+            raise InvalidArgument(f"{path}: id", kernel.id, "one kernel for each id")
         if kernel.lines > MOST_LINES:
             allowed = f"at most {MOST_LINES} lines"
             raise InvalidArgument(f"{kernel.target}", f"{kernel.lines} lines", allowed)
@@ -98,23 +98,23 @@ def kernels(path: Path = MANIFEST) -> list[Kernel]:
 
 
 def chosen(only: str) -> list[Kernel]:
-    """Return the kernels whose ids begin with one of the words of ``--only``, all of them for "".
+    """Return the kernels whose ids start with a word of ``--only``; "" returns all kernels.
 
     Raises
     ------
     InvalidArgument
-        A word begins no id.
+        No id starts with a word.
     """
     found = kernels()
     words = [word for word in only.split(",") if word]
     for word in words:
         if not any(kernel.id.startswith(word) for kernel in found):
             ids = ", ".join(kernel.id for kernel in found)
-            raise InvalidArgument("--only", word, f"the beginning of one of {ids}")
+            raise InvalidArgument("--only", word, f"the start of one of the ids {ids}")
     return [k for k in found if not words or k.id.startswith(tuple(words))]
 
 
 def shown(kernel: Kernel) -> str:
-    """Return the command line that judges it, from the root, with the payload on the path."""
+    """Return the command that judges a kernel, for the root folder and the payload FOLDER."""
     target = kernel.target_in(Path("FOLDER")).replace(f"{ROOT}/", "")
     return shlex.join(["paged-mla", "judge", target, *kernel.options])

@@ -1,4 +1,4 @@
-"""The page of the kernels that were judged."""
+"""The page with the results of the judged kernels."""
 
 from __future__ import annotations
 
@@ -12,46 +12,48 @@ PAGE = ROOT / "conformance" / "docs" / "kernels-judged.md"
 _HEAD = """\
 # Kernels judged
 
-What [`paged-mla judge`](judge.md) found of kernels of other projects, by the names of their
-parameters or as a known signature. The suite asks each kernel what
-`judge` found that it serves. "Lines" counts the Python that was written so that `judge` can call
-the kernel. "Run" and "failed" count tests. [The reference](../../reference/README.md) states the
-rules. This page was written by
-`python -m ci.judged page ci/judged/results.json`, from what `python -m ci.judged run` wrote
+This page has the results of [`paged-mla judge`](judge.md) for kernels of other projects. `judge`
+calls a kernel by the names of its parameters or by its known signature, and the suite tests what
+the kernel supports. "Lines" is the number of lines of Python that were written so that `judge` can
+call the kernel. "Run" and "failed" are numbers of tests. [The
+reference](../../reference/README.md) states the rules. `python -m ci.judged page
+ci/judged/results.json` writes this page from the results of `python -m ci.judged run`
 ([how](../../ci/README.md#kernels-of-other-projects)).
 
 """
 _STATES = {
-    OUT_OF_TIME: "Time was out before the run ended.",
+    OUT_OF_TIME: "The run exceeded its time limit.",
     ENDED: "The run ended before its verdict.",
-    NOT_CALLED: "No call of it returned an answer.",
+    NOT_CALLED: "No call of the kernel returned an output.",
 }
-_CLEAN = "Every test that was asked passed."
-_NOT_YET = "It was not judged yet."
+_CLEAN = "Every test that was run passed."
+_NOT_YET = "The kernel was not judged yet."
 
 
 def page(kernels: Iterable[Kernel], results: Iterable[Result]) -> str:
-    """Return the page, a line of a table for each kernel and its command below."""
+    """Return the page: a table with a line for each kernel, and the commands."""
     results, listed = list(results), list(kernels)
     found = {result.id: result for result in results}
     lines = [
-        "| kernel | version | lines | card | run | failed | rules | what was found |",
+        "| kernel | version | lines | GPU | run | failed | rules | result |",
         "|---|---|---|---|---|---|---|---|",
         *(_row(kernel, found.get(kernel.id)) for kernel in listed),
     ]
     commands = [
         "",
-        "## How each was called",
+        "## How each kernel was called",
         "",
-        "FOLDER holds the files of each source, and is on Python's path.",
+        "FOLDER contains the files of each source and is on Python's path.",
         "",
         "```",
         *(f"{shown(kernel)}  # {kernel.id}" for kernel in listed),
         "```",
     ]
-    made = sorted({f"{r.card}, torch {r.torch}, suite of {r.commit}" for r in results if r.card})
-    notes = ["", "## Where they ran", "", *(f"- {place}" for place in made)]
-    notes += ["", "## What stands in for what is around them", ""]
+    made = sorted(
+        {f"{r.card}, torch {r.torch}, suite at commit {r.commit}" for r in results if r.card}
+    )
+    notes = ["", "## Where the kernels ran", "", *(f"- {place}" for place in made)]
+    notes += ["", "## Replacements for code around kernels", ""]
     notes += [f"- {kernel.name}: {kernel.note}." for kernel in listed if kernel.note]
     return _HEAD + "\n".join([*lines, *commands, *notes]) + "\n"
 
@@ -68,6 +70,6 @@ def _row(kernel: Kernel, result: Result | None) -> str:
 
 
 def _version(source: str) -> str:
-    """Return a source with the first digits of its commit."""
+    """Return a source with the first seven digits of its commit."""
     project, at, commit = source.partition("@")
     return f"{project}@{commit[:7]}" if at else source

@@ -1,4 +1,4 @@
-"""What was found of one kernel, in the few values that the page shows."""
+"""The result of judging one kernel, with the values that the page shows."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ _ENDS_A_PROCESS = re.compile(
     r"CUDA error|illegal|misaligned|Segmentation|signal|\bdied\b|\bended\b", re.IGNORECASE
 )
 _CHANGES_MEMORY = re.compile(r"bytes? written|was changed|changed bytes", re.IGNORECASE)
-_LONGEST = 400  # characters of a sentence
+_LONGEST = 400  # the most characters of a sentence
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was found of one kernel.
+    """The result of judging one kernel.
 
     Parameters
     ----------
     id : str
-        Of the manifest.
+        The id of the kernel in the manifest.
     outcome : {"passed", "failed", "not called", "out of time", "ended"}
     seconds : float
+        The duration of the run.
     card, torch, commit : str
-        The device's name, torch's version, and the commit of the suite; "" where nothing was asked.
+        The device's name, torch's version, and the commit of the suite; "" if no test was run.
     run, failed, not_asked : int
-        Numbers of tests.
+        The numbers of tests that were run, that failed, and that were not run.
     rules : tuple of str
-        Those that a failing test names, in order.
+        The rules of the failed tests, in the order of their numbers.
     sentence : str
-        About the cause of most failing tests, or the last line of the screen.
+        A sentence about the cause of most failures, or the last line that the process printed.
     """
 
     id: str
@@ -64,18 +65,19 @@ def result_of(
     screen: str,
     seconds: float,
 ) -> Result:
-    """Return what a process found.
+    """Return the result of a process that judged a kernel.
 
     Parameters
     ----------
     kernel : Kernel
     status : int or None
-        Its exit status; ``None`` when time was out.
+        The exit status of the process; ``None`` if it exceeded the time limit.
     report : dict or None
-        The suite's report, where it was written.
+        The suite's report; ``None`` if the process wrote none.
     screen : str
-        What it printed.
+        The output of the process.
     seconds : float
+        The duration of the process.
     """
     outcome = OUT_OF_TIME if status is None else _STATUSES.get(status, ENDED)
     if report is None:
@@ -98,7 +100,7 @@ def result_of(
 
 
 def sentence_of(cause: Mapping[str, Any]) -> str:
-    """Return what the page says of a cause: where memory is damaged, not how that comes about."""
+    """Return the sentence about a cause of failures; it has no details about damaged memory."""
     count = cause["count"]
     tests = f"{count} test{'' if count == 1 else 's'}"
     said = f"{cause.get('what', '')} {cause['kind']} {cause['error']}"
@@ -110,7 +112,7 @@ def sentence_of(cause: Mapping[str, Any]) -> str:
 
 
 def _last_of(screen: str) -> str:
-    """Return the last line of a screen that says something."""
+    """Return the last line of an output that is not empty, or ""."""
     lines = [line.strip() for line in screen.splitlines() if line.strip()]
     return _short(lines[-1]) if lines else ""
 
@@ -135,7 +137,7 @@ def read_all(path: Path) -> list[Result]:
     Raises
     ------
     InvalidArgument
-        It cannot be read, or holds other values.
+        The file cannot be read, or has other fields or values.
     """
     try:
         document = json.loads(path.read_text())

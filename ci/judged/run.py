@@ -1,4 +1,4 @@
-"""Judges each kernel in a process of its own, with a time limit, and gathers what was found."""
+"""Judge each kernel in its own process with a time limit, and collect the results."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ def run(
     seconds: float,
     total: float = math.inf,
 ) -> list[Result]:
-    """Judge kernels, several at a time; write ``results.json`` anew after each.
+    """Judge kernels, several at a time; write ``results.json`` after each.
 
-    Results of other kernels that the file has stay in it, and so do those of kernels that are not
-    begun because the total time is out.
+    Earlier results in the file remain for other kernels, and for kernels that do not start because
+    the total time is over.
 
     Parameters
     ----------
     chosen : sequence of Kernel
     payload : Path
-        The folder of their files.
+        The folder with the kernels' files.
     folder : Path
-        Where reports, claims, screens and ``results.json`` are written.
+        The folder for reports, claims, outputs of processes and ``results.json``.
     options : sequence of str
         More options of ``paged-mla judge``.
     jobs : int
-        How many are judged at a time.
+        The number of kernels that are judged at a time.
     seconds : float
-        For each kernel.
+        The time limit for each kernel.
     total : float
-        Seconds for all of them.
+        The time limit for all kernels together, in seconds.
 
     Returns
     -------
     list of Result
-        Of the kernels that were begun.
+        The results of the kernels that started.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "results.json"
@@ -69,7 +69,7 @@ def run(
         for done in as_completed(asked):
             result = done.result()
             if result is None:
-                print(f"{asked[done].id}: not begun", flush=True)
+                print(f"{asked[done].id}: not started, the total time is over", flush=True)
                 continue
             found[result.id] = result
             begun.append(result)
@@ -82,7 +82,7 @@ def run(
 def _judged(
     kernel: Kernel, payload: Path, folder: Path, options: Iterable[str], seconds: float
 ) -> Result:
-    """Judge one kernel; whatever becomes of its process, there is a result."""
+    """Judge one kernel; return a result also if its process crashes or exceeds the time."""
     files = {part: folder / f"{kernel.id}.{part}" for part in ("json", "toml", "txt")}
     for file in files.values():
         file.unlink(missing_ok=True)
@@ -94,14 +94,17 @@ def _judged(
         status = _status(command, payload, screen.fileno(), seconds)
     report = None
     if files["json"].exists():
-        with contextlib.suppress(ValueError):  # the process may have ended while it wrote
+        with contextlib.suppress(ValueError):  # the process may have ended during the write
             report = json.loads(files["json"].read_text())
     screen_text = files["txt"].read_text(errors="replace")
     return result_of(kernel, status, report, screen_text, time.monotonic() - begun)
 
 
 def _status(command: list[str], payload: Path, screen: int, seconds: float) -> int | None:
-    """Return the exit status of a command; end it, and all that it started, when time is out."""
+    """Return the exit status of a command, or ``None`` if it exceeds the time limit.
+
+    All processes of the command are killed at the end.
+    """
     sources = [str(ROOT / package.source) for package in PACKAGES.values()]
     paths = [str(payload), *sources, str(ROOT), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(

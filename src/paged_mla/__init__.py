@@ -1,7 +1,7 @@
-"""Paged MLA attention: what engines embed, and the errors that it raises.
+"""Paged MLA attention: the classes that engines embed, and the errors that they raise.
 
 Every name is imported when it is first used, so that ``import paged_mla`` needs neither torch nor
-Triton. Names of the kernels need the extra ``optimized``: ``pip install "paged-mla[optimized]"``.
+Triton. The kernels need the extra ``optimized``: ``pip install "paged-mla[optimized]"``.
 """
 
 from __future__ import annotations
@@ -38,5 +38,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return every public name, imported or not."""
+    """Return every public name, also names that are not imported yet."""
     return sorted(__all__)

@@ -1,4 +1,4 @@
-"""The command ``paged-mla``: which package runs each of its subcommands."""
+"""The command ``paged-mla``, which passes each subcommand to the package that implements it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from paged_mla_shared.documents import printable
 
 @dataclass(frozen=True)
 class Subcommand:
-    """A subcommand, and where it is implemented.
+    """A subcommand, and the module that implements it.
 
     Parameters
     ----------
     module : str
-        Its ``main(arguments)`` runs the subcommand and returns the exit status.
+        A module whose ``main(arguments)`` runs the subcommand and returns the exit status.
     about : str
-        What it does, in one line.
+        A description of the subcommand in one line.
     extra : str
-        The extra that brings what it needs; "" for none.
+        The extra of the distribution that installs `needs`; "" if the subcommand needs none.
     needs : tuple of str
-        What that is, by the names under which it is imported.
+        The packages that the subcommand imports, by their import names.
     """
 
     module: str
@@ -45,12 +45,12 @@ _KERNELS = ("optimized", ("torch", "triton"))
 SUBCOMMANDS = {
     "conformance": Subcommand(
         "paged_mla_conformance.run.command",
-        "judge a backend; --quick takes less than a minute",
+        "test a backend; --quick takes less than a minute",
         *_SUITE,
     ),
     "judge": Subcommand(
         "paged_mla_adapters.judge.command",
-        "judge a kernel by its signature",
+        "test a kernel by its signature, without an adapter",
         "conformance,optimized",
         ("pytest", "jinja2", "torch"),
     ),
@@ -58,7 +58,7 @@ SUBCOMMANDS = {
         "paged_mla_reference.explain.command", "name the rule that a recorded step breaks"
     ),
     "simulate": Subcommand(
-        "paged_mla_reference.simulator.command", "run a serving engine's schedule, and draw it"
+        "paged_mla_reference.simulator.command", "run a serving engine's schedule and draw it"
     ),
     "fuzz": Subcommand(
         "paged_mla_conformance.search.command", "search for steps that break a backend", *_SEARCH
@@ -71,7 +71,7 @@ SUBCOMMANDS = {
         "paged_mla_optimized.commands.taps", "record a kernel's intermediate values", *_KERNELS
     ),
     "doctor": Subcommand(
-        "paged_mla.doctor", "say what is installed, and which kernels serve a step"
+        "paged_mla.doctor", "show what is installed and which kernels serve a step"
     ),
     "warm-up": Subcommand(
         "paged_mla_optimized.commands.warm_up",
@@ -83,13 +83,18 @@ SUBCOMMANDS = {
     ),
 }
 _EXAMPLE = "paged-mla conformance --quick"
-INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h; Python's own, 1, is that of a broken rule
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h; Python's default, 1, means a broken rule here
 _STATUSES = """\
-Exit statuses: 0, nothing wrong was found; 1, something was, such as a broken rule or a failed test;
-2, a wrong command line, a file that cannot be read or written, or a package that is missing (in the
-suite 4, and 2 where it was ended from outside or the backend's module cannot be imported; 5, the
-backend cannot run here);
-70, an error of paged-mla itself, with its traceback; 130 and 141, ended by SIGINT or SIGPIPE."""
+Exit statuses:
+  0, nothing wrong was found
+  1, something wrong was found: a broken rule, a mismatch or a failed test
+  2, a wrong command line, a file that cannot be read or written, or a package that is missing
+  70, an error of paged-mla itself, with its traceback
+  130 and 141, the command was ended by SIGINT or SIGPIPE
+conformance and judge also use:
+  2, the suite was interrupted, or the backend's module cannot be imported
+  4, a wrong command line of the suite
+  5, the backend cannot run on this machine"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -98,22 +103,21 @@ def main(arguments: list[str] | None = None) -> int:
     Parameters
     ----------
     arguments : list of str or None
-        ``None`` takes those of the process.
+        The command line; ``None`` uses the arguments of the process.
 
     Returns
     -------
     int
-        0 for success; 2 for a wrong command line, a package that is missing, or output for which
-        there is no space;
-        ``INTERNAL_ERROR`` for an exception that the subcommand did not expect; otherwise what the
-        subcommand says of itself.
+        0 for success, 2 for an unknown subcommand, a missing package or a full disk,
+        ``INTERNAL_ERROR`` for an unexpected exception, 130 after SIGINT or SIGTERM, 141 after a
+        reader closed the pipe; otherwise the status that the subcommand returns.
     """
     _replace_unknown_letters()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the suite then writes its report
     given = sys.argv[1:] if arguments is None else arguments
     try:
         status = _run(given)
-        if sys.stdout is not None:  # whoever started the process may have closed it
+        if sys.stdout is not None:  # None if the process started with a closed standard output
             sys.stdout.flush()
     except BrokenPipeError:
         _discard_output()
@@ -127,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"paged-mla: the output cannot be written: {error.strerror}", file=sys.stderr)
             return 2
         print(printable(traceback.format_exc()), end="", file=sys.stderr)
-        print("paged-mla: this is an error of paged-mla itself, and no result", file=sys.stderr)
+        print("paged-mla: this is an error of paged-mla itself, not a result", file=sys.stderr)
         return INTERNAL_ERROR
     return status
 
@@ -143,20 +147,20 @@ def _run(arguments: list[str]) -> int:
     chosen = SUBCOMMANDS.get(name)
     if chosen is None:
         allowed = ", ".join(SUBCOMMANDS)
-        print(f"paged-mla: got the command {name!r}; allowed: {allowed}", file=sys.stderr)
+        print(f"paged-mla: unknown command {name!r}; allowed: {allowed}", file=sys.stderr)
         return 2
     missing = [package for package in chosen.needs if find_spec(package) is None]
     if missing:
         extra = f'pip install "paged-mla[{chosen.extra}]"'
         print(f"paged-mla {name} needs {' and '.join(missing)}: {extra}", file=sys.stderr)
         return 2
-    sys.path.insert(0, str(Path.cwd()))  # a backend may lie there, as for `python -m`
+    sys.path.insert(0, str(Path.cwd()))  # a backend may be in this folder, as for `python -m`
     status: int = importlib.import_module(chosen.module).main(rest)
     return status
 
 
 def usage() -> str:
-    """Return the help of the command: every subcommand in a line, and an example."""
+    """Return the help of the command: a line for each subcommand, an example, exit statuses."""
     width = max(map(len, SUBCOMMANDS))
     lines = [f"  {name:{width}}  {sub.about}" for name, sub in SUBCOMMANDS.items()]
     return "\n".join(
@@ -174,12 +178,12 @@ def usage() -> str:
 
 
 def _discard_output() -> None:
-    """Let the end of the process, which flushes once more, write nowhere."""
+    """Redirect standard output to the null device, because Python flushes it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _replace_unknown_letters() -> None:
-    """Print letters that the terminal's encoding lacks as escapes, and do not fail on them."""
+    """Print characters that the terminal's encoding lacks as escapes instead of raising errors."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

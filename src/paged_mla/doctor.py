@@ -1,4 +1,4 @@
-"""``paged-mla doctor``: what is installed, which GPUs are here, and which kernels serve a step."""
+"""``paged-mla doctor``: show installed packages, GPUs, and the kernels that serve a step."""
 
 from __future__ import annotations
 
@@ -27,26 +27,39 @@ from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.options import OneLineParser, one_of, whole
 
 _ABOUT = """\
-Prints what is installed and whether its version is supported, which GPUs this machine has, which
-kernel serves each kind of step and why, and how each serving engine selects this package.
+Prints the installed packages and whether their versions are supported, the GPUs of this machine,
+the kernel that serves each kind of step and the reason, and the option of each serving engine that
+selects this package.
 """
 _EXAMPLE = "example: paged-mla doctor --heads 128 --cache-format fp8_e4m3 --arch sm90"
-_PACKAGES = (  # names, packages, and the extras that bring them
+_PACKAGES = (  # names, packages, and the extras that install them
     ("NumPy", "numpy", ""),
     ("PyTorch", "torch", "optimized"),
     ("Triton", "triton", "optimized"),
 )
-_STEPS = {  # the longest query of each
+_STEPS = {  # the largest number of query tokens of a row, by kind of step
     "decode, 1 token for each row": 1,
     "verify, 4 drafts and 1 token for each row": 5,
     "prefill, a chunk of 512 tokens": 512,
-    "mixed, decode rows beside such a chunk": 512,
+    "mixed, decode rows with this chunk": 512,
 }
 _USUAL_ARCH = "sm90"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the sections; return 0, or 2 for a wrong option."""
+    """Print all sections.
+
+    Parameters
+    ----------
+    arguments : list of str or None
+        The options; ``None`` uses the arguments of the process.
+
+    Returns
+    -------
+    int
+        0, or 2 for options that do not fit together or a size that is too large. The parser ends
+        the process with status 2 for other wrong options.
+    """
     options = _parser().parse_args(arguments)
     try:
         configuration = configuration_of(options)
@@ -83,8 +96,8 @@ def _parser() -> argparse.ArgumentParser:
         "--arch",
         type=one_of(SHARED_MEMORY),
         metavar="NAME",
-        help=f"the GPU's architecture: {', '.join(SHARED_MEMORY)} (default: that of the GPUs here, "
-        f"and {_USUAL_ARCH} without one)",
+        help=f"the GPU architecture: {', '.join(SHARED_MEMORY)} (default: the architectures of "
+        f"this machine's GPUs, or {_USUAL_ARCH} without a GPU)",
     )
     return parser
 
@@ -94,7 +107,7 @@ def _installation() -> list[str]:
     place = Path(__file__).parent
     lines = ["Installation", _line("paged-mla", __version__, f"in {place}")]
     if not allowed:
-        lines.append(_line("", "", "The distribution is not installed: pip install paged-mla"))
+        lines.append(_line("", "", "The package is not installed: pip install paged-mla"))
     lines.append(_version("Python", platform.python_version(), allowed.get("python"), ""))
     for name, package, extra in _PACKAGES:
         lines.append(_version(name, installed_version(package), allowed.get(package), extra))
@@ -105,14 +118,14 @@ def _gpus(gpus: list[Gpu], problem: str) -> list[str]:
     if problem:
         return ["GPUs", problem]
     if not gpus:
-        return ["GPUs", "no GPU found: TRITON_INTERPRET=1 runs the kernels on the CPU, slowly"]
+        return ["GPUs", "No GPU was found. TRITON_INTERPRET=1 runs the kernels on the CPU, slowly."]
     lines = ["GPUs"]
     for gpu in gpus:
-        arch = gpu.arch or f"compute capability {gpu.capability}, for which there is no kernel"
+        arch = gpu.arch or f"compute capability {gpu.capability}, which no kernel supports"
         lines.append(f"{gpu.name}, {arch}, {gpu.memory}, driver {gpu.driver}")
     if installed_version("torch") and not importlib.import_module("torch").cuda.is_available():
         lines.append(
-            "PyTorch can use none of them: install a build of torch for this driver's CUDA"
+            "PyTorch cannot use these GPUs. Install a build of torch for the driver's CUDA version."
         )
     return lines
 
@@ -120,7 +133,7 @@ def _gpus(gpus: list[Gpu], problem: str) -> list[str]:
 def _kernels(configuration: Configuration, arch: str, heads: list[int]) -> list[str]:
     stored, dims = FORMATS[configuration.cache_format], configuration.dims
     block = stored.block_bytes(dims, configuration.block_size)
-    lines = [f"Kernels on {arch} (--arch names another)", *str(configuration).split("; ")]
+    lines = [f"Kernels on {arch} (change with --arch)", *str(configuration).split("; ")]
     lines[-1] += f", {block:,} bytes for each block and layer"
     lines.append(RULE)
     for num_heads in heads:
@@ -134,7 +147,7 @@ def _kernels(configuration: Configuration, arch: str, heads: list[int]) -> list[
 
 
 def _elsewhere(configuration: Configuration, arch: str, heads: list[int]) -> Iterator[str]:
-    """Yield a line for all other architectures on which the same kernels serve these steps."""
+    """Yield a line for each set of kernels, with the other architectures that they serve."""
     archs: dict[str, list[str]] = {}
     for other in SHARED_MEMORY:
         served = {
@@ -150,7 +163,7 @@ def _elsewhere(configuration: Configuration, arch: str, heads: list[int]) -> Ite
 
 def _engines() -> list[str]:
     allowed = requirements()
-    lines = ["Engines (vLLM and SGLang pin torch: give each an environment of its own)"]
+    lines = ["Engines (vLLM and SGLang pin torch, so install each in its own environment)"]
     for engine in ENGINES:
         version = installed_version(engine.package)
         lines.append(_version(engine.name, version, allowed.get(engine.package), engine.package))
@@ -171,7 +184,19 @@ def _plugin(engine: Engine) -> Iterator[str]:
 
 
 def _version(name: str, version: str | None, allowed: Requirement | None, extra: str) -> str:
-    """Return the line of a package; `extra` is that of the distribution which installs it."""
+    """Return the line of a package.
+
+    Parameters
+    ----------
+    name : str
+        The name to print.
+    version : str or None
+        The installed version; ``None`` if the package is not installed.
+    allowed : Requirement or None
+        The supported versions; ``None`` if they are unknown.
+    extra : str
+        The extra of paged-mla that installs the package; "" for none.
+    """
     bounds = f" ({allowed})" if allowed else ""
     install = f'pip install "paged-mla[{extra}]"' if extra else "pip install paged-mla"
     if version is None:

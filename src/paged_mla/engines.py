@@ -1,4 +1,4 @@
-"""Serving engines on this machine: their versions, this package's plugin, and the option for it."""
+"""Serving engines: whether they find this package's plugin, and the option that selects it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _HOME = "paged_mla_optimized.engines"
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine that can run these kernels.
+    """A serving engine that can run these kernels.
 
     Parameters
     ----------
     name : str
-        As it spells itself.
+        The name as the engine spells it.
     package : str
-        What is installed, and the extra that brings it.
+        The import name of the package, which is also the name of the extra that installs it.
     group : str
-        Of the entry points that it loads plugins from; "" if it loads none.
+        The group of entry points from which the engine loads plugins; "" if it loads none.
     choice : str
-        What selects this package's attention; {} stands for its name there.
+        The command or code that selects this package's attention, with {} for the backend's name.
     """
 
     name: str
@@ -38,7 +38,13 @@ class Engine:
         return bool(metadata.entry_points(group=self.group, name="paged_mla"))
 
     def selected_by(self) -> str | None:
-        """Return what selects this package's attention; ``None`` without torch."""
+        """Return the command or code that selects this package's attention.
+
+        Returns
+        -------
+        str or None
+            ``None`` if the engine loads plugins and torch is not installed.
+        """
         if not self.group:
             return self.choice
         if installed_version("torch") is None:

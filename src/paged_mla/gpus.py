@@ -13,17 +13,17 @@ _QUERY = ["--query-gpu=name,compute_cap,memory.total,driver_version", "--format=
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.
+    """A GPU, described by the output of ``nvidia-smi``.
 
     Parameters
     ----------
     name : str
     capability : str
-        Its compute capability, "9.0".
+        The compute capability, for example "9.0".
     memory : str
-        With its unit.
+        The size of the memory with its unit, for example "81559 MiB".
     driver : str
-        Version of the driver.
+        The version of the driver.
     """
 
     name: str
@@ -33,17 +33,17 @@ class Gpu:
 
     @property
     def arch(self) -> str | None:
-        """The architecture that kernels are made for, as "sm90"; ``None`` without one."""
+        """The architecture, for example "sm90"; ``None`` if no kernel supports this GPU."""
         return next((arch for key, arch in ARCHS.items() if self.capability == _text(key)), None)
 
 
 def find_gpus() -> list[Gpu]:
-    """Return every GPU of the machine; none without ``nvidia-smi``.
+    """Return all GPUs of this machine; the list is empty if ``nvidia-smi`` is not installed.
 
     Raises
     ------
     OSError
-        ``nvidia-smi`` fails, or prints something else.
+        ``nvidia-smi`` fails, takes more than a minute, or prints unexpected lines.
     """
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -53,11 +53,11 @@ def find_gpus() -> list[Gpu]:
             [program, *_QUERY], capture_output=True, text=True, check=False, timeout=60
         )
     except subprocess.TimeoutExpired as error:
-        raise OSError("nvidia-smi does not answer within a minute") from error
+        raise OSError("nvidia-smi did not finish within a minute") from error
     lines = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).splitlines()
     rows = [line.split(", ") for line in lines]
     if done.returncode != 0 or any(len(row) != 4 for row in rows):
-        raise OSError(f"nvidia-smi fails: {' '.join(lines) or 'it prints nothing'}")
+        raise OSError(f"nvidia-smi failed: {' '.join(lines) or 'it printed nothing'}")
     return [Gpu(*row) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Which versions of other packages the distribution allows, read from its own metadata."""
+"""The versions of other packages that paged-mla supports, from its installed metadata."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ _BOUND = re.compile(r"(>=|<=|>|<)\s*([\d.]+)")
 
 @dataclass(frozen=True)
 class Requirement:
-    """Bounds on the version of a package.
+    """The bounds on the version of a package.
 
     Parameters
     ----------
     text : str
-        Bounds as metadata has them: "triton<3.10,>=3.6; extra == 'optimized'".
+        The requirement as in the metadata: "triton<3.10,>=3.6; extra == 'optimized'".
     """
 
     text: str
 
     @property
     def bounds(self) -> list[tuple[str, str]]:
-        """Each comparison with its version, the lower bound first."""
+        """Pairs of comparison and version, for example (">=", "3.6"); lower bounds come first."""
         return sorted(_BOUND.findall(self.text.partition(";")[0]), reverse=True)
 
     def allows(self, version: str) -> bool:
-        """Return whether a version is inside the bounds; a candidate counts as its release.
+        """Return whether a version is inside the bounds.
 
-        A build without a release of its own, such as ``0.1.dev7+g1a2b3c4``, counts as inside.
+        A release candidate counts as its release. A development build, for example
+        ``0.1.dev7+g1a2b3c4``, is always allowed.
         """
         if "dev" in version:
             return True
@@ -45,9 +46,9 @@ class Requirement:
 
 
 def requirements() -> dict[str, Requirement]:
-    """Return the bounds of the installed distribution by package, and those of "python".
+    """Return the requirements of the installed paged-mla by package name, with one for "python".
 
-    There are none where the code is imported from a folder and the distribution is not installed.
+    The dict is empty if paged-mla is imported from a folder and not installed.
     """
     try:
         distribution = metadata.distribution("paged-mla")
@@ -62,7 +63,7 @@ def requirements() -> dict[str, Requirement]:
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of a package, which is not imported, or ``None`` without it."""
+    """Return the version of a package without importing it; ``None`` if it is not installed."""
     try:
         return metadata.version(package) if find_spec(package) else None
     except metadata.PackageNotFoundError:
@@ -70,7 +71,7 @@ def installed_version(package: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers in front of a version, without the zeros at its end."""
+    """Return the leading numbers of a version without trailing zeros: "3.6.0+g1" is (3, 6)."""
     numbers = re.match(r"\d+(\.\d+)*", version)
     parts = [int(part) for part in numbers[0].split(".")] if numbers else []
     while parts and parts[-1] == 0:

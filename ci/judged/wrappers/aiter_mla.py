@@ -1,4 +1,4 @@
-"""AITER's Triton ``mla``; two launches are rid of an option that AMD's compiler alone takes."""
+"""AITER's Triton ``mla``; two launches omit an option that only AMD's compiler accepts."""
 
 from aiter.ops.triton.attention import mla
 

@@ -19,18 +19,18 @@ from paged_mla_adapters.kernel import Call, KernelBackend
 
 
 def flashinfer():
-    """Return FlashInfer's interface as a backend: any rows in one call."""
+    """Return a backend with FlashInfer's interface, which takes any rows in one call."""
     kernel = partial(attend, sys.modules[__name__], "by hand", workspace_bytes=4096)
     return _backend(kernel, FEATURES | {"mixed"})
 
 
 def uniform():
-    """Return a backend that takes rows of one length, as decode kernels do."""
+    """Return a backend that takes rows of one query length, as decode kernels do."""
     return _backend(_attend_rows, FEATURES, cache_formats=frozenset({"fp32", "fp8_e4m3"}))
 
 
 def flashmla_fp8():
-    """Return FlashMLA's FP8 interface as a backend: queries of 8 bits, one scale for all."""
+    """Return a backend with FlashMLA's FP8 interface: 8-bit queries with one scale for all."""
     kernel = adapted.of(sys.modules[__name__])
     return _backend(kernel, FEATURES, cache_formats=frozenset({"fp8_e4m3"}), products="fast")
 
@@ -68,7 +68,7 @@ def _attend_rows(call: Call):
 
 
 def _attend_uniform(q, cache, seq_lens, table, softmax_scale, *, cache_scale, causal):
-    """Return what queries [N, q, H, D] get of their rows, and the lse [N, q, H]."""
+    """Return the output of queries [N, q, H, D] over their rows, and the lse [N, q, H]."""
     out, lse = [], []
     for row, length in enumerate(seq_lens.tolist()):
         pages = table[row, : -(-length // cache.shape[1])]
@@ -106,13 +106,13 @@ def fwd_kvcache_mla_fp8(
 
 
 def _softmax(q, keys, scale, *, causal):
-    """Return what q [q, H, D] gets of keys [s, D], and its natural lse [q, H]."""
+    """Return the output of queries [q, H, D] over keys [s, D], and the natural lse [q, H]."""
     scores = scale * torch.einsum("qhd,sd->qhs", q, keys)
     if causal:
         after = torch.ones(len(q), len(keys)).triu(len(keys) - len(q) + 1).bool()
         scores = scores.masked_fill(after[:, None], -torch.inf)
     lse = torch.logsumexp(scores, -1)
-    sees = (lse > -torch.inf) | lse.isnan()  # a key, be it one that is no number
+    sees = (lse > -torch.inf) | lse.isnan()  # a query that sees at least one key, also a NaN
     return torch.where(sees[..., None], torch.exp(scores - lse[..., None]), 0.0) @ keys, lse
 
 

@@ -1,4 +1,4 @@
-"""Functions with signatures of many kinds, for ``paged-mla judge``: right ones, and wrong ones."""
+"""Functions with many kinds of signatures, right and wrong, for tests of ``paged-mla judge``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LN2 = 0.6931471805599453
 
 
 def decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
-    """Right: one query a row, in the plainest form."""
+    """Right: the simplest signature, with one query token for each row."""
     out = torch.zeros(*q.shape[:2], kv_lora_rank, dtype=q.dtype)
     lse = torch.full(q.shape[:2], -torch.inf)
     for b, n in enumerate(seq_lens.tolist()):
@@ -22,7 +22,7 @@ def decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
 
 
 def sixteen_heads_at_a_time(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
-    """Wrong: heads past the last multiple of 16 keep zeros."""
+    """Wrong: the output of heads after the last multiple of 16 is 0."""
     out, lse = decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
     if q.shape[1] % 16:
         out[:, q.shape[1] // 16 * 16 :] = 0
@@ -30,25 +30,25 @@ def sixteen_heads_at_a_time(q, kv_cache, block_table, seq_lens, softmax_scale, k
 
 
 def refuses_odd_heads(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
-    """Right, and for head counts that are multiples of 16 alone."""
+    """Right, but it supports only multiples of 16 heads."""
     assert q.shape[1] % 16 == 0, "heads"
     return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
 
 
 def with_a_scale_of_its_own(q, kv_cache, block_table, seq_lens, kv_lora_rank):
-    """Right at this scale, which it is not told."""
+    """Right at this softmax scale, which is not a parameter."""
     return decode(q, kv_cache, block_table, seq_lens, 0.125, kv_lora_rank)
 
 
 def loses_the_device(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
-    """Say what a GPU says of a wild address, at five heads."""
+    """Raise the error that a GPU raises for an illegal address, at five heads."""
     if q.shape[1] == 5:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
     return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
 
 
 def last_pages_are_full(q, kv_cache, kv_indptr, kv_indices, kv_last_page_len, softmax_scale, kv_lora_rank):  # fmt: skip  # noqa: E501
-    """Take each last page for a full one."""
+    """Wrong: treat the last page of each row as full."""
     del kv_last_page_len
     size = kv_cache.shape[1]
     lens = kv_indptr.diff() * size
@@ -60,22 +60,22 @@ def last_pages_are_full(q, kv_cache, kv_indptr, kv_indices, kv_last_page_len, so
 
 
 class PlansOnce:
-    """Keep what was planned first."""
+    """Wrong: the first plan is kept and later plans are ignored."""
 
     def __init__(self):
         self._planned = None
 
     def plan(self, block_table, seq_lens, softmax_scale):
-        """Look at a step, unless there was one."""
+        """Store a step, unless a step is stored."""
         self._planned = self._planned or (block_table, seq_lens, softmax_scale)
 
     def run(self, q, kv_cache, kv_lora_rank):
-        """Attend."""
+        """Compute attention for the stored step."""
         return decode(q, kv_cache, *self._planned, kv_lora_rank)
 
 
 def exits(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):  # noqa: ARG001 - it reads none
-    """End the process as if nothing were wrong."""
+    """End the process with status 0."""
     raise SystemExit(0)
 
 
@@ -98,7 +98,7 @@ def with_a_head_axis(q, k_cache, block_table, cache_seqlens, head_dim_v, softmax
 
 
 def over_requests(q_nope, q_pe, k_buffer, v_buffer, o, req_to_tokens, b_req_idx, b_seq_len, scale):
-    """Right: slots of each request, a flat cache with a head axis, outputs that are passed."""
+    """Right: slots of each request, a flat cache with a head axis, an output buffer."""
     assert k_buffer.ndim == 3
     q = torch.cat([q_nope, q_pe], -1)
     for b, n in enumerate(b_seq_len.tolist()):
@@ -108,18 +108,18 @@ def over_requests(q_nope, q_pe, k_buffer, v_buffer, o, req_to_tokens, b_req_idx,
 
 
 def behind_a_prefix(q, kv_cache, block_table, cache_seqlens, softmax_scale, kv_lora_rank):
-    """Right, but for rows without keys: lengths leave out the step's own token."""
+    """Right, except for rows without keys: lengths do not count the step's own token."""
     return decode(q, kv_cache, block_table, cache_seqlens + 1, softmax_scale, kv_lora_rank)
 
 
 class Wrapper:
-    """Right: planned and run, rows of any lengths, pages as CSR, two caches, an lse of base 2."""
+    """Right: ``plan`` and ``run``, rows of any lengths, CSR pages, two caches, an lse of base 2."""
 
     def __init__(self, device):
         self.device = device
 
     def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size, sm_scale, causal):
-        """Keep what ``run`` needs."""
+        """Store the arguments that ``run`` needs."""
         width = -(-int(kv_len_arr.max()) // page_size)
         table = torch.zeros(len(kv_len_arr), max(width, 1), dtype=torch.int32)
         for b, pages in enumerate(kv_indptr.diff().tolist()):
@@ -127,7 +127,7 @@ class Wrapper:
         self.step = qo_indptr, table, kv_len_arr, sm_scale, causal
 
     def run(self, q_nope, q_pe, ckv_cache, kpe_cache, out, lse, *, return_lse):
-        """Write the buffers."""
+        """Write output and lse to the buffers."""
         assert return_lse
         q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv_cache, kpe_cache], -1)
         answer, total = ragged(q, cache, *self.step)
@@ -153,7 +153,7 @@ def ragged(q, cache, starts, table, lens, scale, causal):
 
 
 def in_splits(q, k_buffer, v_buffer, o, req_to_tokens, b_seq_len, attn_logits, num_kv_splits, sm_scale, page_size):  # fmt: skip  # noqa: E501
-    """Right, but for rows without keys: splits in a buffer that is passed, a table of blocks."""
+    """Right, except for rows without keys: a buffer for splits, and a block table."""
     rank = v_buffer.shape[-1]
     assert attn_logits.shape == (*q.shape[:2], num_kv_splits, rank + 1)
     for b, n in enumerate(b_seq_len.tolist()):
@@ -168,7 +168,7 @@ def in_splits(q, k_buffer, v_buffer, o, req_to_tokens, b_seq_len, attn_logits, n
 
 
 def in_blocks_of_slots(q, cache, o, kv_indptr, kv_indices, attn_lse, attn_logits, num_kv_splits, max_kv_splits, sm_scale, kv_block_size):  # fmt: skip  # noqa: E501
-    """Right: slots in blocks whose size is said, and no lengths; splits of every row."""
+    """Right: slots of blocks with a size parameter, no lengths, and the splits of every row."""
     rank = o.shape[-1]
     assert attn_logits.shape[-2:] == (max_kv_splits, rank)
     assert attn_lse.shape[-1] == max_kv_splits
@@ -181,7 +181,7 @@ def in_blocks_of_slots(q, cache, o, kv_indptr, kv_indices, attn_lse, attn_logits
 
 
 def with_every_size(q, cache, block_table, lengths, sm_scale, b, s_q, h_q, h_kv, d, dv, kv_descale):
-    """Right: sizes that shapes say too, and the cache's scale in a tensor."""
+    """Right: size parameters, and the cache's scale in a tensor."""
     assert q.shape == (b, s_q, h_q, d)
     assert (h_kv, kv_descale.shape) == (1, (1,))
     keys = (cache.float() * kv_descale).to(q.dtype)
@@ -198,19 +198,19 @@ def leaves_its_last_head_unwritten(q, kv_cache, block_table, seq_lens, softmax_s
 
 
 def write(kv_c, k_pe, cache, slot_mapping):
-    """Right: a writer."""
+    """Right: it writes tokens to a cache."""
     kept = slot_mapping >= 0
     slots, tokens = slot_mapping[kept], torch.cat([kv_c, k_pe], -1)[kept]
     cache[slots // cache.shape[1], slots % cache.shape[1]] = tokens.to(cache.dtype)
 
 
 def write_whatever_the_slot(new_kv, cache, dest_loc):
-    """Wrong: slot -1 is the last one of the cache."""
+    """Wrong: a token with slot -1 is written to the last slot of the cache."""
     cache[dest_loc] = new_kv.to(cache.dtype)
 
 
 def merge(prefix_output, prefix_lse, suffix_output, suffix_lse):
-    """Right: two partial answers, with an lse [H, T]."""
+    """Right: a merge of two partial results, with an lse [H, T]."""
     assert prefix_lse.shape == prefix_output.shape[1::-1]
     lse = torch.logaddexp(prefix_lse, suffix_lse)
     out = torch.zeros_like(prefix_output)
@@ -221,7 +221,7 @@ def merge(prefix_output, prefix_lse, suffix_output, suffix_lse):
 
 
 def merge_in_place(out_a, lse_a, out_b, lse_b):
-    """Wrong: the answer is written over the first partial one."""
+    """Wrong: the merged result overwrites the first partial result."""
     lse = torch.logaddexp(lse_a, lse_b)
     out_a.mul_(torch.exp(lse_a - lse)[..., None])
     out_a.add_(out_b * torch.exp(lse_b - lse)[..., None])
@@ -229,28 +229,28 @@ def merge_in_place(out_a, lse_a, out_b, lse_b):
 
 
 def clears_queries(q_nope, q_pe, ckv_cache, kpe_cache, block_table, seq_lens, scale):
-    """Wrong: rotated queries are cleared once they were read."""
+    """Wrong: the rotated queries are set to 0 after the call has read them."""
     q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv_cache, kpe_cache], -1)
     q_pe.zero_()
     return decode(q, cache, block_table, seq_lens, scale, ckv_cache.shape[-1])
 
 
 def clears_keys(q_nope, q_pe, ckv_cache, kpe_cache, block_table, seq_lens, scale):
-    """Wrong: rotated keys are cleared once they were read."""
+    """Wrong: the rotated keys are set to 0 after the call has read them."""
     q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv_cache, kpe_cache], -1)
     kpe_cache.zero_()
     return decode(q, cache, block_table, seq_lens, scale, ckv_cache.shape[-1])
 
 
 def merge_in_base_2(v_a, s_a, v_b, s_b):
-    """Right but for queries without any key: they have NaN."""
+    """Right, except that queries without any key have NaN."""
     lse = torch.logaddexp2(s_a, s_b)
     a, b = (torch.exp2(own - lse)[..., None] for own in (s_a, s_b))
     return torch.where(a == 0, 0, a * v_a) + torch.where(b == 0, 0, b * v_b), lse
 
 
 def page_lists(block_table, seq_lens, page_size):
-    """Right: pages as CSR."""
+    """Right: it makes CSR lists of pages."""
     pages = -(-seq_lens // page_size)
     used = torch.arange(block_table.shape[1]) < pages[:, None]
     indptr = torch.nn.functional.pad(pages.cumsum(0), (1, 0)).int()
@@ -258,7 +258,7 @@ def page_lists(block_table, seq_lens, page_size):
 
 
 def token_lists(block_tables, seq_lens, block_size, bs):
-    """Right: the slot of each key as CSR."""
+    """Right: it makes CSR lists of the slot of each key."""
     slots = block_tables.long()[..., None] * block_size + torch.arange(block_size)
     used = torch.arange(slots[0].numel()) < seq_lens[:, None]
     assert len(seq_lens) == bs
@@ -266,7 +266,7 @@ def token_lists(block_tables, seq_lens, block_size, bs):
 
 
 def page_lists_of_full_pages(block_table, seq_lens, kv_indptr, kv_indices, page_size):
-    """Wrong: the last page of a row that it does not fill is not listed; lists are passed."""
+    """Wrong: a last page that is not full is not listed; the lists are passed as buffers."""
     pages = seq_lens // page_size
     used = torch.arange(block_table.shape[1]) < pages[:, None]
     kv_indptr.copy_(torch.nn.functional.pad(pages.cumsum(0), (1, 0)))

@@ -1,4 +1,4 @@
-"""Functions of known signatures, for ``paged-mla judge --like``: right ones, in torch."""
+"""Right functions in torch with known signatures, for ``paged-mla judge --like``."""
 # ruff: noqa: ARG001, FBT002  # parameters are those of other projects
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def flash_attn_varlen_func(
     return_softmax_lse=False,
     fa_version=2,
 ):
-    """As vLLM's FlashAttention 3: rotated parts first, latents as values, an lse [H, T]."""
+    """Have the signature of vLLM's FlashAttention 3: latents as values, and an lse [H, T]."""
     assert fa_version == 3
     assert return_softmax_lse
     assert max_seqlen_q == cu_seqlens_q.diff().max()
@@ -59,7 +59,7 @@ def flash_attn_with_kvcache(
     causal=False,
     return_softmax_lse=False,
 ):
-    """As the package ``flash-attn-3``."""
+    """Have the signature of the package ``flash-attn-3``."""
     return flash_attn_varlen_func(
         q,
         k_cache,
@@ -94,7 +94,7 @@ def mla_decode_fwd(
     return_lse=False,
     causal=True,
 ):
-    """As AITER's decode: rows of one query length, the output passed."""
+    """Have the signature of AITER's decode: rows of one query length, and an output buffer."""
     assert return_lse
     assert (qo_indptr.diff() == max_seqlen_q).all()
     pages = kv_indptr.diff()
@@ -123,7 +123,7 @@ def gqa_token_decode_attention_flash_decoding(
     softmax_scale,
     out=None,
 ):
-    """As LightLLM's decode: slots of requests, and no lse."""
+    """Have the signature of LightLLM's decode: slots of requests, and no lse."""
     assert infer_state.total_token_num == infer_state.b_seq_len.sum()
     judged.over_requests(
         q_nope,
@@ -140,7 +140,7 @@ def gqa_token_decode_attention_flash_decoding(
 
 
 def run(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale):
-    """As a definition of FlashInfer-Bench: bfloat16, whatever the queries are, and base 2."""
+    """Have the signature of a definition of FlashInfer-Bench; return bfloat16, and base 2."""
     q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv_cache, kpe_cache], -1)
     assert cache.shape[1] == 1
     lens, rows = kv_indptr.diff(), len(q)
@@ -158,7 +158,7 @@ class _Schedule:
 
 
 def get_mla_metadata_dense_fp8(cache_seqlens, num_q_tokens_per_head_k, num_heads_k):
-    """Stand beside the function below, as in vLLM."""
+    """Have the signature of the function for metadata in the same module of vLLM."""
     assert num_heads_k == 1
     return _Schedule(num_q_tokens_per_head_k), None
 
@@ -176,7 +176,7 @@ def flash_mla_with_kvcache_fp8(
     descale_q=None,
     descale_k=None,
 ):
-    """As vLLM's build of FlashMLA over FP8 caches: queries of 8 bits, an lse [B, H, Q]."""
+    """Have the signature of vLLM's FlashMLA for FP8 caches: 8-bit queries, an lse [B, H, Q]."""
     rows, width, heads = q.shape[:3]
     assert tile_scheduler_metadata.pairs == width * heads
     assert q.dtype is k_cache.dtype is torch.float8_e4m3fn

@@ -1,4 +1,4 @@
-"""The adapters on a machine that need not have what they adapt."""
+"""Tests of the adapters, also on machines without the packages that they adapt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEEDS = {
     "flashinfer:fa3": "flashinfer",
 }
 REPORTS = sorted((FOLDER / "reports").glob("*.json"))
-CRASHES = {  # which no file may expect
+CRASHES = {  # a file must not list these as expected failures
     "h200-flashmla_fp8": {
         "test_empty[empty-all-rows-bf16-fp8_e4m3]",
         "test_empty[empty-middle-bf16-fp8_e4m3]",
@@ -36,7 +36,7 @@ COMMAND = re.compile(r"--backend paged_mla_adapters\.(\S+)")
 
 
 def ask(backend: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Put a backend to the suite; those beside this file can be imported."""
+    """Run the suite on a backend; modules in the folder of this file can be imported."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.getenv("PYTHONPATH")])])
     return subprocess.run(
         [sys.executable, "-m", "paged_mla", "conformance", "--backend", backend, *arguments],
@@ -49,7 +49,7 @@ def ask(backend: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("adapter", NEEDS)
 def test_an_adapter_without_its_package_is_skipped(adapter: str):
-    """Who has not installed an engine sees why nothing was asked of it."""
+    """Without the adapter's package, the suite prints the reason and skips its tests."""
     if importlib.util.find_spec(NEEDS[adapter]):
         pytest.skip(f"{NEEDS[adapter]} is installed")
     done = ask(f"paged_mla_adapters.{adapter}")
@@ -61,10 +61,10 @@ def test_an_adapter_without_its_package_is_skipped(adapter: str):
     assert "Traceback" not in done.stderr
 
 
-def test_a_package_that_is_broken_is_not_called_missing(
+def test_a_broken_package_is_not_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What it imports itself is not there: that is an error with its traceback."""
+    """A package whose own imports are missing is an error with a traceback."""
     (tmp_path / "half_installed.py").write_text("import a_package_nobody_has")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_package_nobody_has"):
@@ -74,13 +74,13 @@ def test_a_package_that_is_broken_is_not_called_missing(
 
 
 def test_the_page_names_every_adapter():
-    """Its commands are of adapters that exist, and none is left out."""
+    """The page has a command for every adapter, and for no others."""
     assert set(COMMAND.findall((FOLDER / "README.md").read_text())) == set(NEEDS)
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.stem)
-def test_what_is_expected_to_fail_is_what_failed(report: Path):
-    """The adapter's file names every failure of its report, and nothing else, but for crashes."""
+def test_expected_failures_are_those_of_the_report(report: Path):
+    """The adapter's file lists exactly the failures of its report, except for crashes."""
     found = json.loads(report.read_text())
     failed = {r["test"] for r in found["results"] if r["outcome"] in {"failed", "expected-failure"}}
     path = FOLDER / report.with_suffix(".toml").name.removeprefix("h200-")
@@ -94,7 +94,7 @@ def test_what_is_expected_to_fail_is_what_failed(report: Path):
     [("flashinfer", "base-2,kernel"), ("uniform", "kernel"), ("flashmla_fp8", "kernel")],
 )
 def test_a_right_kernel_passes_the_whole_suite(kernel: str, profile: str):
-    """What adapters do around a kernel costs no test, neither for ragged nor for uniform rows."""
+    """The adapter's code makes no test fail, with ragged and with uniform rows."""
     done = ask(f"by_hand:{kernel}", "--profile", profile)
     assert done.returncode == 0, done.stdout[-3000:]
     assert done.stdout.splitlines()[-1].startswith("CONFORMANT in what was asked:")

@@ -1,4 +1,4 @@
-"""What a call hands out: slots, page lists, parts and buffers."""
+"""Tests of the arguments of a call: slots, page lists, parts and buffers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROBLEM = replace(CASES["decode"][0].problem(SMALL, "float32"), block_size=4)
 
 
 def call(cls=Call, **given):
-    """Return a call of three rows: 6 keys, none, and 4."""
+    """Return a call of three rows with 6, 0 and 4 keys."""
     cache = torch.arange(5 * 4 * 2 * (RANK + ROPE)).float().view(5, 4, -1)[..., : RANK + ROPE]
     of_rows = {
         "q": torch.randn(6, 2, RANK + ROPE),
@@ -33,7 +33,7 @@ def call(cls=Call, **given):
 
 
 def test_slots_are_those_of_the_rows_blocks():
-    """S-1: block * block_size + offset."""
+    """S-1: a slot is block * block_size + offset."""
     slots = call().slots
     assert slots.dtype is torch.int32
     assert slots[0].tolist() == [12, 13, 14, 15, 4, 5, 6, 7]
@@ -55,14 +55,14 @@ def test_page_lists_are_of_blocks_or_of_slots(page_size, indptr, indices, last):
     assert {part.dtype for part in found} == {torch.int32}
 
 
-def test_a_page_of_another_size_is_refused():
-    """The error names what is allowed."""
+def test_a_page_of_another_size_raises_an_error():
+    """The error lists the allowed sizes."""
     with pytest.raises(InvalidArgument, match="page_size: got 2; allowed: 1 or the block size, 4"):
         call().page_lists(2)
 
 
-def test_queries_come_in_two_dense_tensors():
-    """The same ones at each time."""
+def test_query_parts_are_two_contiguous_tensors():
+    """Each access returns the same tensors."""
     given = call()
     q_nope, q_pe = given.query_parts
     assert torch.equal(torch.cat([q_nope, q_pe], -1), given.q)
@@ -72,8 +72,8 @@ def test_queries_come_in_two_dense_tensors():
     assert given.by_rows(q_nope).shape == (3, 2, 2, RANK)
 
 
-def test_what_is_written_to_parts_of_the_cache_is_in_the_cache():
-    """Once the call is over; the bytes between its tokens stay."""
+def test_writes_to_parts_of_the_cache_change_the_cache():
+    """The parts are copied after the call, and bytes between tokens do not change."""
     given = call(
         AppendCall,
         ckv=torch.zeros(1, RANK),
@@ -92,8 +92,8 @@ def test_what_is_written_to_parts_of_the_cache_is_in_the_cache():
     assert torch.equal(given.cache[..., RANK:], before[..., RANK:])
 
 
-def test_a_declared_merge_has_to_be_there():
-    """It is refused before anything is asked of it."""
+def test_a_declared_merge_must_exist():
+    """A backend that declares a merge without one raises an error at its creation."""
     served = capabilities(frozenset({"float32"}), head_dims=((32, 16),))
     served = replace(served, ops=served.ops | {"merge"})
     with pytest.raises(InvalidArgument, match="merge: got None"):
@@ -101,7 +101,7 @@ def test_a_declared_merge_has_to_be_there():
 
 
 def test_buffers_are_full_of_nan():
-    """Of any type."""
+    """The buffers of all data types contain NaN."""
     given = call()
     out, lse = given.answers()
     assert out.shape == (6, 2, RANK)

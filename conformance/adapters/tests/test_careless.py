@@ -1,4 +1,4 @@
-"""Every careless kernel is killed by the guard that is meant for it, and by nothing else."""
+"""Tests that exactly one guard finds each careless kernel."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ PAGE = Path(__file__).parents[2] / "docs" / "mutants.md"
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_its_guard_kills_it(name: str):
-    """The message is that of the guard, and without the guard there is none."""
+    """The step fails with the guard's message, and passes without the guard."""
     if lacking := MUTANTS[name].guard.lacks():
         pytest.skip(f"needs {lacking}")
     assert fault_in(MUTANTS[name]) == ""
 
 
 def test_every_guard_has_a_mutant():
-    """What only a GPU can show is named, and left out nowhere else."""
+    """Only kernels that need a GPU may be skipped, with a reason."""
     assert {mutant.guard for mutant in MUTANTS.values()} == set(GUARDS)
     if not torch.cuda.is_available():
         assert {guard for guard in GUARDS if guard.lacks()} == {SHARED_MEMORY, STREAM}
 
 
 @pytest.mark.parametrize("operation", ["attend", "append", "merge"])
-def test_right_kernels_raise_no_alarm(operation: str):
-    """Everything that they write is their own."""
+def test_right_kernels_pass_all_guards(operation: str):
+    """Right kernels write only their outputs."""
     ask(right.backend(), operation)
 
 
@@ -51,16 +51,16 @@ def test_right_kernels_raise_no_alarm(operation: str):
     ],
 )
 def test_the_message_names_the_tensor_and_the_place(name: str, said: str):
-    """S-10: and the number of bytes."""
+    """S-10: the message also has the number of bytes."""
     with pytest.raises(Mismatch, match=rf"^\[S-10\] attend: {said}"):
         ask(MUTANTS[name].backend, "attend")
 
 
-def test_what_another_guard_finds_is_no_kill(monkeypatch: pytest.MonkeyPatch):
-    """The command ends with 1, and says what found it."""
+def test_a_kernel_found_by_another_guard_is_not_killed(monkeypatch: pytest.MonkeyPatch):
+    """The command returns 1 and prints the message that was found."""
     mutant = MUTANTS["writes-its-queries"]
     monkeypatch.setitem(MUTANTS, mutant.name, changed(mutant, guard=GUARDS[0]))
-    assert fault_in(MUTANTS[mutant.name]).startswith("is found by something else than guard zones")
+    assert fault_in(MUTANTS[mutant.name]).startswith("fails, but not by guard zones")
     monkeypatch.setitem(MUTANTS, mutant.name, changed(mutant, kernel=right.attend))
     assert fault_in(MUTANTS[mutant.name]) == "survives"
     assert main([mutant.name]) == 1
@@ -70,29 +70,29 @@ def changed(mutant, **changes):
     return type(mutant)(**{**vars(mutant), **changes})
 
 
-def test_the_command_says_what_becomes_of_each(capsys: pytest.CaptureFixture[str]):
-    """None is left out without a word."""
+def test_the_command_prints_the_result_of_each_kernel(capsys: pytest.CaptureFixture[str]):
+    """The command prints a line for each kernel, also for a skipped one."""
     assert main(["merges-in-place", "launches-on-the-default-stream"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "merges-in-place: killed by watched inputs"
     if not torch.cuda.is_available():
         assert said[1:] == [
-            "launches-on-the-default-stream: needs a GPU",
-            "1 of 2 careless kernels killed, 0 not, 1 not asked here",
+            "launches-on-the-default-stream: skipped, it needs a GPU",
+            "1 of 2 careless kernels killed, 0 survived, 1 skipped",
         ]
     with pytest.raises(SystemExit):
         main(["no-such-mutant"])
 
 
-def test_each_is_a_backend_by_its_name():
-    """To see one fail."""
+def test_each_careless_kernel_is_a_backend():
+    """A user can run the suite on a careless kernel."""
     assert getattr(backends, "merges-in-place")().name == "merges-in-place"
     with pytest.raises(AttributeError, match="no mutant is called"):
         getattr(backends, "no-such-mutant")
 
 
-def test_the_page_lists_every_one():
-    """One of its parts is that of the list, and what is behind it stays."""
+def test_the_page_lists_every_careless_kernel():
+    """The page has the section of the list; the sections after it do not change."""
     page = PAGE.read_text()
     assert section() in page
     assert with_section(page) == page
@@ -100,8 +100,8 @@ def test_the_page_lists_every_one():
     assert with_section("# Mutants\n") == f"# Mutants\n\n{section()}"
 
 
-def test_out_of_memory_is_no_answer():
-    """It is told apart from every failure."""
+def test_out_of_memory_is_not_a_failure():
+    """The error differs from the error of a failed test."""
 
     def has_no_memory(_call):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 TiB.")

@@ -1,4 +1,4 @@
-"""What is written for FlashInfer-Bench: its schema, right answers, and solutions that run."""
+"""Tests of the export for FlashInfer-Bench: schema, reference and solutions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEW = {  # the smallest workload of each definition
     definition: [min(workloads, key=lambda workload: workload.nbytes)]
     for definition, workloads in SELECTED.workloads.items()
 }
-FIELDS = {  # of flashinfer_bench/data at 40e6ca78: those that must be there, and those that may
+FIELDS = {  # of flashinfer_bench/data at 40e6ca78: required and optional fields
     "definition": (
         {"name", "op_type", "axes", "inputs", "outputs", "reference"},
         {"tags", "description", "constraints"},
@@ -45,13 +45,13 @@ FIELDS = {  # of flashinfer_bench/data at 40e6ca78: those that must be there, an
 
 
 def has_fields(kind: str, document: dict[str, object]) -> bool:
-    """Return whether a document has what the schema demands, and nothing that it does not know."""
+    """Return whether a document has the required fields of the schema and no unknown fields."""
     needed, allowed = FIELDS[kind]
     return needed <= set(document) <= needed | allowed
 
 
 def function_of(program: str):
-    """Return what a program defines as its entry."""
+    """Return the entry point that a program defines."""
     namespace: dict[str, object] = {}
     exec(compile(program, "program", "exec"), namespace)
     return namespace["run"]
@@ -66,7 +66,7 @@ def given(workload: Workload) -> list[object]:
 
 
 def test_every_definition_has_workloads_of_its_kind():
-    """Both kinds, with few and with all heads, in pages of 1 and of 64 tokens."""
+    """There are workloads of both kinds, with few and all heads, in pages of 1 and 64 tokens."""
     sizes = {(d.is_prefill, d.num_heads, d.page_size) for d in SELECTED.workloads}
     assert len(sizes) == len(SELECTED.workloads) == 8
     for definition, workloads in SELECTED.workloads.items():
@@ -77,7 +77,7 @@ def test_every_definition_has_workloads_of_its_kind():
         assert len({workload.case.id for workload in workloads}) == len(workloads)
 
 
-def test_what_is_left_out_has_a_reason():
+def test_cases_that_are_left_out_have_a_reason():
     missing = SELECTED.left_out
     assert "decode-h40" in missing["num_heads 40"]
     assert "decode-33k-keys in pages of 64" in missing["tensors of more than 8 MiB"]
@@ -86,8 +86,8 @@ def test_what_is_left_out_has_a_reason():
 
 
 @pytest.mark.parametrize("definition", SELECTED.workloads, ids=lambda d: d.name)
-def test_a_definition_is_of_the_schema(definition: Definition):
-    """Each axis of a shape is there, and each that varies is one of an input's."""
+def test_a_definition_follows_the_schema(definition: Definition):
+    """Each axis of a shape is declared, and each variable axis is an axis of an input."""
     document = definition.document()
     assert has_fields("definition", document)
     assert document["op_type"] == OP_TYPE
@@ -109,8 +109,8 @@ def test_a_definition_is_of_the_schema(definition: Definition):
     [w for workloads in FEW.values() for w in workloads],
     ids=lambda w: w.definition.name,
 )
-def test_the_reference_answers_as_the_oracle_does(workload: Workload):
-    """S-5, S-7: memory that no row owns holds NaN, and none of it is read."""
+def test_the_reference_agrees_with_the_oracle(workload: Workload):
+    """S-5, S-7: memory of no row contains NaN, which the reference does not read."""
     stage = workload.stage()
     right = RIGHT.attend(stage.problem, stage.batch, stage.after)
     arguments = given(workload)
@@ -120,8 +120,8 @@ def test_the_reference_answers_as_the_oracle_does(workload: Workload):
     np.testing.assert_allclose(lse.numpy() * np.log(2), right.lse, rtol=1e-5, atol=1e-5)
 
 
-def test_a_right_answer_may_be_past_the_tolerance():
-    """S-5: it does not grow with the latents, as the rounding of weights does."""
+def test_a_right_output_may_exceed_the_tolerance():
+    """S-5: the tolerance does not grow with the latents, but the rounding of weights does."""
     workloads = [w for of in SELECTED.workloads.values() for w in of]
     [workload, _] = [w for w in workloads if w.case.id == "decode-latents-200"]
     stage = workload.stage()
@@ -132,7 +132,7 @@ def test_a_right_answer_may_be_past_the_tolerance():
 
 
 def test_rows_without_pages_have_no_keys():
-    """S-6: a row without pages, and one without queries."""
+    """S-6: one row has no pages, and another has no query tokens."""
     q, cache = torch.ones(2, 1, 4), torch.ones(3, 2, 4)
     indptr, indices = torch.tensor([0, 0, 2]), torch.tensor([2, 0])
     definition = Definition(is_prefill=True, num_heads=1, rank=4, rope=4, page_size=2)
@@ -168,7 +168,7 @@ for definition, [workload] in FEW.items():
 
 
 def test_solutions_run_in_the_interpreter():
-    """With few heads and in float16, which Triton's interpreter computes right."""
+    """The test uses few heads and float16, which Triton's interpreter computes correctly."""
     path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
     done = subprocess.run(
         [sys.executable, "-c", IN_THE_INTERPRETER],
@@ -189,7 +189,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_a_folder_is_laid_out_as_a_trace_set(folder: Path):
+def test_a_folder_has_the_layout_of_a_trace_set(folder: Path):
     for definition, [workload] in FEW.items():
         name = definition.name
         document = json.loads((folder / f"definitions/{OP_TYPE}/{name}.json").read_text())
@@ -210,8 +210,8 @@ def test_a_folder_is_laid_out_as_a_trace_set(folder: Path):
     assert "- mask tree: verify-a, verify-b\n" in (folder / "README.md").read_text()
 
 
-def test_flashinfer_bench_reads_what_is_written(folder: Path, tmp_path: Path, monkeypatch):
-    """By its own schema, its builders, and its check of a workload's tensors."""
+def test_flashinfer_bench_reads_the_exported_folder(folder: Path, tmp_path: Path, monkeypatch):
+    """FlashInfer-Bench accepts the folder with its schema, builders and check of tensors."""
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path))
     data = pytest.importorskip("flashinfer_bench.data")
     utils = pytest.importorskip("flashinfer_bench.bench.utils")
@@ -231,14 +231,14 @@ def test_flashinfer_bench_reads_what_is_written(folder: Path, tmp_path: Path, mo
         assert builders.build(definition, solution).metadata.destination_passing_style
 
 
-def test_a_folder_that_is_not_empty_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_that_is_not_empty_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert command.main(["flashinfer-bench", str(folder)]) == 2
     assert "FOLDER: got" in capsys.readouterr().err
-    with pytest.raises(InvalidArgument, match="a folder that is empty, or not there yet"):
+    with pytest.raises(InvalidArgument, match="an empty folder, or a path that does not exist"):
         next(export(Selection(FEW), folder / "README.md"))
 
 
-def test_the_command_says_what_it_wrote_and_what_not(tmp_path: Path, monkeypatch, capsys):
+def test_the_command_lists_written_and_omitted_cases(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(command, "select", lambda: Selection(FEW, {"mask tree": ["a", "b"]}))
     assert command.main(["flashinfer-bench", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -247,13 +247,13 @@ def test_the_command_says_what_it_wrote_and_what_not(tmp_path: Path, monkeypatch
     assert "    2 mask tree\n" in printed
 
 
-def test_no_other_format_is_written(capsys: pytest.CaptureFixture[str]):
+def test_another_format_is_an_error(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         command.main(["dumps", "out"])
     assert "got 'dumps'; allowed: flashinfer-bench" in capsys.readouterr().err
 
 
-def test_a_solution_is_of_one_file():
-    """FlashInfer-Bench imports sources as a package, and others do not."""
+def test_a_solution_has_one_file():
+    """Only FlashInfer-Bench imports sources as a package, so each solution has one file."""
     [definition, *_] = FEW
     assert [source["path"] for source in solution_of(definition)["sources"]] == ["main.py"]

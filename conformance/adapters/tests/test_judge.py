@@ -1,4 +1,4 @@
-"""``paged-mla judge``: what it finds of a function, what it writes, and its verdicts."""
+"""Tests of ``paged-mla judge``: probing, the claims file and the exit status."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_name_has_one_role():
     assert all(name == name.lower() for name in names)
 
 
-def test_roles_follow_from_names_whatever_their_case():
+def test_roles_follow_from_names_in_any_case():
     def kernel(Q, KV_Cache, Page_Table, Cache_Seqlens, unused=3, *more, **others): ...
 
     found = roles_of([kernel], "attend", {}, {})
@@ -83,7 +83,7 @@ def test_roles_follow_from_names_whatever_their_case():
     }
 
 
-def test_what_the_user_says_comes_first():
+def test_options_take_precedence_over_names():
     def kernel(a, kv_cache, block_table, seq_lens, num_splits, q=None): ...
 
     found = roles_of([kernel], "attend", {"q": "a"}, {"num_splits": 4})
@@ -100,11 +100,11 @@ def test_what_the_user_says_comes_first():
         ("q, kv_cache, seq_lens", "attend", "the blocks of each row"),
         ("q_nope, kv_cache, block_table", "attend", "queries of the function"),
         ("ckv, k_pe, slots", "append", "a cache of the function"),
-        ("out_a, lse_a, out_b", "merge", "two partial answers"),
+        ("out_a, lse_a, out_b", "merge", "two partial results"),
     ],
 )
 def test_a_signature_that_cannot_be_called(names: str, kind: str, message: str):
-    """The error names the parameter, and the option that says its role."""
+    """The error names the parameter and the option that gives it a role."""
     kernel = eval(f"lambda {names}: None")
     with pytest.raises(InvalidArgument, match=message) as error:
         roles_of([kernel], kind, {}, {})
@@ -112,7 +112,7 @@ def test_a_signature_that_cannot_be_called(names: str, kind: str, message: str):
 
 
 def test_parameters_that_cannot_be_named():
-    with pytest.raises(InvalidArgument, match="one without a name"):
+    with pytest.raises(InvalidArgument, match="a positional-only one"):
         roles_of([lambda _q, /: None], "attend", {}, {})
     with pytest.raises(InvalidArgument, match="--map: got lens"):
         roles_of([judged.decode], "attend", {"lens": "seq_lens"}, {})
@@ -125,11 +125,11 @@ def test_parameters_that_cannot_be_named():
     [
         ("decode", "MODULE:FUNCTION"),
         ("judged:nothing", "without nothing"),
-        ("nowhere.py:decode", "a file that is there"),
+        ("nowhere.py:decode", "a file that exists"),
         ("judged:LN2", "a float"),
     ],
 )
-def test_a_target_that_is_not_there(target: str, message: str):
+def test_a_target_that_does_not_exist(target: str, message: str):
     with pytest.raises(InvalidArgument, match=message):
         load(target)
 
@@ -139,8 +139,8 @@ def test_a_class_without_plan():
         calls_of(dict)
 
 
-def test_the_plainest_function():
-    """Dims, types, heads and blocks are those that return an answer; one query a row."""
+def test_the_simplest_function():
+    """Supported values are those of calls that return; rows have one query token each."""
     claims = found("decode")
     served = claims.served
     assert (claims.query, claims.cache, claims.lse) == ("[T, H, D]", "[blocks, size, D]", "natural")
@@ -154,14 +154,14 @@ def test_the_plainest_function():
     assert served.strided_cache
 
 
-def test_an_error_is_not_served_and_a_wrong_answer_is():
-    """The suite judges what is wrong; what raises is not asked."""
+def test_an_error_is_not_supported_and_a_wrong_output_is():
+    """A call that raises is not supported; the suite tests a call with a wrong output."""
     assert set(found("refuses_odd_heads").served.num_heads) == {16, 32, 48, 64, 96, 128}
     assert found("sixteen_heads_at_a_time").served.num_heads == HEADS
 
 
 def test_lengths_without_the_steps_own_tokens():
-    """S-2: a role of their own, which the user names."""
+    """S-2: these lengths have their own role, which the user passes."""
     target = f"{FILE}:behind_a_prefix"
     mapped = {"prefix_lens": "cache_seqlens"}
     roles = roles_of(calls_of(load(target)), "attend", mapped, {})
@@ -171,7 +171,7 @@ def test_lengths_without_the_steps_own_tokens():
     assert probe(claims, case, dims, dtype).error < 0.01
 
 
-def test_layouts_follow_from_the_nearest_answer():
+def test_layouts_follow_from_the_nearest_output():
     claims = found("with_a_head_axis")
     assert claims.query == "[B, Q, H, D]"
     assert claims.cache == "[blocks, size, 1, D]"
@@ -202,14 +202,14 @@ def test_writers_and_merges():
     assert found("merge_in_base_2", "merge").lse == "base 2"
 
 
-def test_wrong_page_lists_are_served():
-    """What the lists say is held against the rules by the suite; they are no Python error."""
+def test_wrong_page_lists_count_as_supported():
+    """Wrong lists raise no Python error, so that the suite tests them."""
     for name in ("page_lists", "page_lists_of_full_pages"):
         assert {1, 64} < set(found(name, "csr").served.block_sizes)
 
 
 def test_a_function_with_a_scale_of_its_own_is_called_at_this_scale():
-    """It is told none, and a probe at another one would be refused."""
+    """The function has no parameter for the scale; a probe at another scale would fail."""
     claims = find(
         replace(described("with_a_scale_of_its_own"), softmax_scale=0.125),
         lambda _key, *asked, **how: probe(*asked, **how),
@@ -219,25 +219,25 @@ def test_a_function_with_a_scale_of_its_own_is_called_at_this_scale():
 
 
 def test_a_layout_in_which_a_bug_cannot_show_is_not_taken():
-    """One row is right, whose last page is full: so the pages are those of the cache."""
+    """Only the row whose last page is full is right, which is enough to find the layout."""
     claims = found("last_pages_are_full")
     assert claims.cache == "[blocks, size, D]"
     assert claims.lse == "natural"
 
 
 def test_a_class_plans_another_step_before():
-    """S-17: what is kept of that one shows."""
+    """S-17: a function that keeps the plan of the other step fails."""
     with pytest.raises(Mismatch, match="S-5"):
         ask_backend(backend_of(replace(described("PlansOnce"), served=ANYTHING)), "attend")
 
 
-def test_a_function_that_ends_its_process_is_no_success():
+def test_a_function_that_ends_its_process_is_not_supported():
     claims = replace(described("exits"), served=ANYTHING)
     assert probe(claims, *next(beginnings(claims))).why_not == "SystemExit: 0"
 
 
-def test_a_call_that_loses_the_device_is_served(tmp_path: Path):
-    """S-9: it ends the process that probes, and the next one goes on behind it."""
+def test_a_call_that_loses_the_device_counts_as_supported(tmp_path: Path):
+    """S-9: the probing process ends, and the next process continues after this call."""
     progress, path = tmp_path / "probes.jsonl", tmp_path / "claims.toml"
     with pytest.raises(LostDevice, match="illegal memory access"):
         find(described("loses_the_device"), Recorded(progress))
@@ -257,8 +257,8 @@ def test_a_call_that_loses_the_device_is_served(tmp_path: Path):
         ("clears_keys", "attend", "cache: .* bytes wrong"),
     ],
 )
-def test_what_a_function_may_only_read(name: str, kind: str, said: str):
-    """S-10: parts of queries and caches are inputs too. The suite says it, and no probe refuses."""
+def test_inputs_that_a_function_may_only_read(name: str, kind: str, said: str):
+    """S-10: parts of queries and caches are inputs too. The suite fails, but no probe does."""
     claims = replace(described(name, kind), served=ANYTHING)
     case, dims, dtype = next(beginnings(claims))
     assert not probe(claims, case, dims, dtype).why_not
@@ -267,7 +267,7 @@ def test_what_a_function_may_only_read(name: str, kind: str, said: str):
 
 
 def test_a_table_by_rows_and_buffers_of_splits():
-    """Lines of ``req_to_tokens`` that no request's number chooses, with a page size, are blocks."""
+    """``req_to_tokens`` with a page size and without request numbers is a block table."""
     claims = found("in_splits")
     assert claims.roles["req_to_tokens"] == "block_table"
     assert (claims.cache, claims.lse) == ("[blocks, size, D]", "none")
@@ -276,7 +276,7 @@ def test_a_table_by_rows_and_buffers_of_splits():
 
 
 def test_slots_in_blocks_of_a_known_size():
-    """Without lengths an entry is one key; a function that knows the size finds it in its block."""
+    """Without lengths an entry is the slot of one key, in a block of the passed size."""
     claims = found("in_blocks_of_slots")
     assert claims.cache == "[blocks, size, D]"
     assert {1, 64} < set(claims.served.block_sizes)
@@ -293,12 +293,12 @@ def test_sizes_and_a_scale_in_a_tensor():
 
 
 def test_lists_of_tokens():
-    """Which of the two lists are is found by the answers over them."""
+    """The outputs decide whether lists have pages or slots."""
     assert found("token_lists", "csr").cache == "[slots, D]"
     assert found("page_lists", "csr").cache == "[blocks, size, D]"
 
 
-def test_what_is_served_as_the_user_says_it():
+def test_options_replace_supported_values():
     served = Served(mixed=True).with_these({"mixed": False, "num_heads": 16, "masks": ("causal",)})
     assert (served.mixed, served.num_heads, served.masks) == (False, (16,), ("causal",))
     for wrong, message in (({"heads": 16}, "unknown field 'heads'"), ({"mixed": 1}, "mixed")):
@@ -306,8 +306,8 @@ def test_what_is_served_as_the_user_says_it():
             Served().with_these(wrong)
 
 
-def test_a_function_that_answers_no_call():
-    """The first errors are named, each once."""
+def test_a_function_that_raises_in_every_call():
+    """The error lists the first errors, each once."""
 
     def ask(*_asked, **_how):
         return Probe(why_not="RuntimeError: no kernel image")
@@ -317,8 +317,8 @@ def test_a_function_that_answers_no_call():
     assert str(error.value).count("no kernel image") == 1
 
 
-def test_a_probe_that_ended_its_process_is_served(tmp_path: Path):
-    """S-9: a crash is no Python error, and the suite is to find it."""
+def test_a_probe_that_ended_its_process_counts_as_supported(tmp_path: Path):
+    """S-9: a crash is not a Python error, so that the suite tests the call."""
     path = tmp_path / "probes.jsonl"
     path.write_text(json.dumps({"key": "num_heads 5", "probe": None}) + "\n")
     claims = find(described("refuses_odd_heads"), Recorded(path))
@@ -339,7 +339,7 @@ def test_claims_are_read_as_they_were_written(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["kind", "device", "query", "cache", "out", "lse_layout", "lse"])
-def test_claims_with_a_word_that_has_no_meaning(name: str):
+def test_claims_with_an_unknown_word(name: str):
     with pytest.raises(InvalidArgument, match=f"{name}: got 'other'"):
         Claims("judged:decode", **{name: "other"})
 
@@ -360,32 +360,32 @@ def test_claims_with_a_word_that_has_no_meaning(name: str):
         ),
     ],
 )
-def test_the_verdict(name: str, options: list[str], status: int, expected: str, tmp_path: Path):
-    """A right function of any signature passes, and a wrong one fails by its rule."""
+def test_the_exit_status(name: str, options: list[str], status: int, expected: str, tmp_path: Path):
+    """A right function passes, and a wrong function fails with its rule."""
     few = [] if "--only" in options else ["--quick"]
     done = ask(f"{FILE}:{name}", *options, *few, folder=tmp_path)
     assert done.returncode == status, done.stdout + done.stderr
     assert expected in done.stdout
 
 
-def test_claims_hold_a_later_run(tmp_path: Path):
-    """What was served once is asked again, though it raises now."""
+def test_a_later_run_uses_the_claims_file(tmp_path: Path):
+    """The suite tests values of the claims file, also if the function raises now."""
     target = f"{FILE}:refuses_odd_heads"
     path = tmp_path / "claims.toml"
     write(replace(found("decode"), target=target), path)
     done = ask(target, "--claims", str(path), "--only", "decode-h9-fp32", folder=tmp_path)
-    assert "--probe finds it anew" in done.stdout
+    assert "--probe writes this file again" in done.stdout
     assert done.returncode == 1, done.stdout + done.stderr
     assert "AssertionError: heads" in done.stdout
 
 
-def test_claims_of_another_function_are_refused(tmp_path: Path):
-    """Two files of one name share the default path; neither is judged by the other's claims."""
+def test_claims_of_another_function_are_an_error(tmp_path: Path):
+    """Two files with one name share the default path, but not their claims."""
     path = tmp_path / "claims.toml"
     write(Claims(f"{FILE}:decode"), path)
     done = ask(f"{FILE}:without_lse", "--claims", str(path), folder=tmp_path)
     assert done.returncode == 2
-    assert "--probe replaces the file" in done.stderr
+    assert "use --probe to replace the file" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_options_that_a_claims_file_was_written_without(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """They are refused by name; those that it was written with may stand there again."""
+    """The error names these options; options with which the file was written are accepted."""
     path = tmp_path / "claims.toml"
     given = {"splits": [4, 4]}
     roles = {"query": "q"}
@@ -416,8 +416,8 @@ def test_options_that_a_claims_file_was_written_without(
     said = capsys.readouterr().err
     if refused:
         assert status == 2
-        assert f"options: got {refused}; allowed: the claims file {path} was written" in said
-        assert "use --probe to write it anew" in said
+        assert f"options: got {refused}; allowed: the options that {path} was written" in said
+        assert "use --probe to write the file again" in said
     else:
         assert (status, said) == (0, "")
 
@@ -427,11 +427,11 @@ def test_options_that_a_claims_file_was_written_without(
     [
         (["judged.py"], "allowed: MODULE:FUNCTION"),
         ([f"{FILE}:decode", "--map", "q"], "allowed: NAME=VALUE"),
-        ([f"{FILE}:decode", "--set", "x=a b"], "a value as Python writes it"),
+        ([f"{FILE}:decode", "--set", "x=a b"], "a Python literal"),
         ([f"{FILE}:decode", "--served", "heads=16"], "--served: got an unknown field"),
         ([f"{FILE}:decode", "--scale", "-1"], "a number > 0"),
         ([f"{FILE}:decode", "--map", "workspace=softmax_scale"], "the softmax scale"),
-        ([f"{FILE}:decode", "--set", "zzz=1"], "--set: got zzz; allowed: parameters: q,"),
+        ([f"{FILE}:decode", "--set", "zzz=1"], "--set: got zzz; allowed: the parameters q,"),
         ([f"{FILE}:decode", "--served", "num_heads=-4"], "num_heads: got -4; allowed: numbers"),
     ],
 )
@@ -442,7 +442,7 @@ def test_a_wrong_command_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    """It is refused in one line, by the parser or before anything is called."""
+    """The error has one line and is printed before any call."""
     monkeypatch.chdir(tmp_path)
     try:
         status = main(arguments)
@@ -454,7 +454,7 @@ def test_a_wrong_command_line(
 
 
 def test_a_module_that_cannot_be_imported(tmp_path: Path):
-    """The traceback is the user's own, and nothing is called skipped."""
+    """The command prints the user's traceback and does not report skipped tests."""
     (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
     done = ask("broken:decode", folder=tmp_path)
     assert done.returncode == 2

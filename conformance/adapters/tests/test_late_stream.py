@@ -1,4 +1,4 @@
-"""Inputs are poison until the stream of a call has slept; torch's streams are stood in for."""
+"""Tests that inputs are poison until the stream has waited, with mocks of torch's streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_mla_adapters.surroundings import late_inputs as module
 
 @pytest.fixture
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Return what is done to the device, in order."""
+    """Return a list of the operations on the device, in order."""
     done: list[object] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.append("waited"))
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
@@ -26,17 +26,17 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 class Event:
-    """An event that has come to pass once it was recorded."""
+    """An event that is complete as soon as it is recorded."""
 
     def __init__(self):
         self._recorded = False
 
     def record(self):
-        """Be there."""
+        """Record the event."""
         self._recorded = True
 
     def query(self):
-        """Return whether it is there."""
+        """Return whether the event is complete."""
         return self._recorded
 
 
@@ -45,14 +45,14 @@ GIVEN = {"q": torch.ones(2), "seq_lens": torch.ones(2, dtype=torch.int32)}
 
 
 def copies() -> dict[str, torch.Tensor]:
-    """Return what a call would get."""
+    """Return the inputs of a call."""
     return {name: tensor.clone() for name, tensor in GIVEN.items()}
 
 
-def test_inputs_come_after_the_stream_slept(
+def test_inputs_are_written_after_the_stream_waited(
     happened: list[object], monkeypatch: pytest.MonkeyPatch
 ):
-    """Before, a launch elsewhere reads NaN, and lengths of 0."""
+    """Before, a launch on another stream reads NaN and lengths of 0."""
     placed = copies()
 
     def sleep(_cycles: int) -> None:
@@ -64,17 +64,17 @@ def test_inputs_come_after_the_stream_slept(
     assert happened == ["waited", [True, [0, 0]], [[1.0, 1.0], [1, 1]], "waited"]
 
 
-def test_the_device_is_waited_for_where_a_call_fails(happened: list[object]):
-    """Its memory is given to nobody else before."""
+def test_a_failed_call_waits_for_the_device(happened: list[object]):
+    """The memory of the call is not reused before."""
     with pytest.raises(KeyError), module.late_inputs(copies(), GIVEN, GPU):
         raise KeyError
     assert happened[-1] == "waited"
 
 
-def test_a_call_whose_inputs_came_early_is_made_again(
+def test_a_call_with_early_inputs_is_repeated(
     happened: list[object], monkeypatch: pytest.MonkeyPatch
 ):
-    """Once for each name: its kernels are compiled after the first call."""
+    """A call is repeated once for each name, because its kernels are then compiled."""
     monkeypatch.setattr(calls, "fill_shared_memory", lambda _: happened.append("filled"))
     around = calls.Surroundings(torch.device("cpu"))
     monkeypatch.setattr(around, "_device", GPU)
@@ -87,7 +87,7 @@ def test_a_call_whose_inputs_came_early_is_made_again(
 
 
 def test_a_cpu_has_no_streams(happened: list[object]):
-    """Nothing is done there."""
+    """On a CPU the context does nothing."""
     with module.late_inputs(copies(), GIVEN, torch.device("cpu")) as have_come:
         assert not have_come()
     assert happened == []

@@ -1,4 +1,4 @@
-"""Known signatures, by functions in torch that have them."""
+"""Tests of known signatures with functions in torch."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def claims_of(name: str) -> Claims:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_right_function_answers_what_is_exact(name: str):
-    """Rows of several queries where the signature has them, and rows without keys."""
+def test_the_output_of_a_right_function_is_near_the_exact_output(name: str):
+    """The rows have several query tokens if the signature supports them, or no keys."""
     claims, (like, rows) = claims_of(name), FUNCTIONS[name]
     case, dims, dtype = next(beginnings(claims))
     found = probe(claims, replace(case, rows=rows), dims, dtype)
@@ -54,8 +54,8 @@ def test_a_right_function_answers_what_is_exact(name: str):
         assert found.lse_errors == {}
 
 
-def test_what_is_known_is_not_probed():
-    """Of some signatures the caches, and of others the types, are fixed."""
+def test_known_values_are_not_probed():
+    """Some signatures fix the cache formats, and others the data types."""
     keys = []
 
     def ask(key, *asked, **how):
@@ -73,8 +73,8 @@ def test_what_is_known_is_not_probed():
     )
 
 
-def test_products_are_no_matter_of_probing():
-    """SGLang's kernel rounds queries over caches of 8 bits, and is called no different for it."""
+def test_products_are_not_probed():
+    """SGLang's kernel rounds queries over 8-bit caches, which does not change its call."""
     claims = Claims("x:y", like="sglang-triton", served=LIKE["sglang-triton"].served)
     right = Probe(error=0.0, lse_errors={"natural": 0.0}, layouts=("[T, H]", "[T, H]"))
     served = find(claims, lambda *_, **__: right).served
@@ -82,8 +82,8 @@ def test_products_are_no_matter_of_probing():
     assert served.dtypes == LIKE["sglang-triton"].dtypes
 
 
-def test_what_is_said_to_be_served_is_not_asked_further():
-    """A kernel without checks would take other values, and damage what is not its own."""
+def test_values_from_options_are_not_extended():
+    """A kernel without checks would accept other values and write outside its memory."""
     asked = []
     right = Probe(error=0.0, lse_errors={"natural": 0.0}, layouts=("[T, H]", "[T, H]"))
 
@@ -101,7 +101,7 @@ def test_what_is_said_to_be_served_is_not_asked_further():
     )
 
 
-def test_fa3_is_a_function_with_values_of_queries():
+def test_fa3_needs_a_parameter_for_the_latent_queries():
     with pytest.raises(InvalidArgument, match="q_v or qv"):
         LIKE["fa3"].bind(known.mla_decode_fwd)
 

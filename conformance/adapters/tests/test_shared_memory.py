@@ -1,4 +1,4 @@
-"""The kernel that fills shared memory: compiled without a GPU, and seen to work on one."""
+"""Tests of the kernel that fills shared memory: compiled without a GPU, and run on a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from paged_mla_adapters.surroundings.shared_memory import NAN, fill_shared_memory
 
-HOPPER_BYTES = 227 * 1024  # the most that a program gets on compute capability 9.0
+HOPPER_BYTES = 227 * 1024  # the most shared memory of a program on compute capability 9.0
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Gluon has no interpreter", allow_module_level=True)
@@ -19,8 +19,8 @@ gluon = pytest.importorskip("triton.experimental.gluon._runtime")
 shared_memory = pytest.importorskip("paged_mla_adapters.surroundings.kernels.shared_memory")
 
 
-def test_it_writes_all_the_shared_memory_of_a_hopper_gpu():
-    """Compiled as for such a GPU, it takes everything, and the stores are still there."""
+def test_the_kernel_writes_all_shared_memory_of_a_hopper_gpu():
+    """The kernel compiled for this GPU allocates all shared memory and has the stores."""
     pieces = HOPPER_BYTES // shared_memory.PIECE
     source = gluon.GluonASTSource(
         shared_memory.fill_shared_memory,
@@ -37,8 +37,8 @@ def test_it_writes_all_the_shared_memory_of_a_hopper_gpu():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_kernel_that_reads_what_it_did_not_write_gets_nan():
-    """On every multiprocessor: the reader runs on all of them, and takes all there is.
+def test_a_kernel_that_reads_unwritten_shared_memory_reads_nan():
+    """The reader runs on every multiprocessor and allocates all shared memory.
 
     Another process that uses the GPU between the two kernels clears shared memory. One of twenty
     tries without such a process is enough.

@@ -1,4 +1,4 @@
-"""Solutions of FlashInfer-Bench: those in Python, and those that it builds."""
+"""Tests of solutions of FlashInfer-Bench, in Python and in compiled languages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DECODE = "mla_paged_decode_h16_ckv512_kpe64_ps1"
 
 
 def solution(folder: Path, **changes: object) -> Path:
-    """Write a solution of two sources; changes are of the document or its ``spec``."""
+    """Write a solution of two sources with changes in the document or its ``spec``."""
     spec = {
         "language": "triton",
         "target_hardware": ["NVIDIA_H200"],
@@ -65,7 +65,7 @@ def solution(folder: Path, **changes: object) -> Path:
 @pytest.mark.parametrize("run", [PASSED, RETURNED], ids=["passed", "returned"])
 @pytest.mark.parametrize("said", ["said", "by number"])
 def test_outputs_are_passed_or_returned(run: str, said: str, tmp_path: Path):
-    """The definition says everything that is served; a call shows the base of the lse."""
+    """The definition fixes all supported values, and a call shows the base of the lse."""
     style = run == PASSED if said == "said" else None
     path = solution(tmp_path, run=run, destination_passing_style=style)
     roles = roles_of(calls_of(load(str(path))), "attend", {}, {})
@@ -91,8 +91,8 @@ def test_outputs_are_passed_or_returned(run: str, said: str, tmp_path: Path):
         ),
     ],
 )
-def test_what_a_definition_gives(definition: str, given: str, tmp_path: Path):
-    """The order of a solution's arguments is that of its definition's inputs, then its outputs."""
+def test_the_arguments_of_a_definition(definition: str, given: str, tmp_path: Path):
+    """A solution's arguments are the inputs of the definition and then its outputs."""
     found = Solution(solution(tmp_path, definition=definition))
     assert found.parameters(lambda *_: None)[4:] == given.split()
     assert found.served.mixed is definition.startswith("mla_paged_prefill")
@@ -107,12 +107,12 @@ def test_what_a_definition_gives(definition: str, given: str, tmp_path: Path):
         ({"sources": 3}, "a solution of FlashInfer-Bench"),
     ],
 )
-def test_what_is_no_solution(changes: dict[str, object], message: str, tmp_path: Path):
+def test_files_that_are_not_solutions(changes: dict[str, object], message: str, tmp_path: Path):
     with pytest.raises(InvalidArgument, match=message):
         Solution(solution(tmp_path, **changes))
 
 
-BENCH = {  # what is called of the package, in one that notes it
+BENCH = {  # a package that records calls of the functions that are used
     "__init__.py": "",
     "data.py": """
 class Definition:
@@ -142,7 +142,7 @@ class BuilderRegistry:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a package called flashinfer_bench first, whose builder takes Python for CUDA."""
+    """Put a package flashinfer_bench first on the path; its builder takes Python as CUDA."""
     folder = tmp_path / "bench" / "flashinfer_bench"
     folder.mkdir(parents=True)
     for name, text in BENCH.items():
@@ -163,8 +163,8 @@ def cuda_solution(folder: Path, content: str) -> Path:
 
 
 @pytest.mark.usefixtures("bench")
-def test_what_is_compiled_is_built_by_flashinfer_bench(tmp_path: Path):
-    """It gets its arguments in order, as a solution in Python does."""
+def test_flashinfer_bench_builds_compiled_solutions(tmp_path: Path):
+    """A compiled solution receives its arguments in order, as a solution in Python does."""
     body = PASSED.replace("in_base_2(torch.logsumexp(scores, -1))", "torch.logsumexp(scores, -1)")
     path = cuda_solution(tmp_path, f"import torch\n{body}")
     roles = roles_of(calls_of(load(str(path))), "attend", {}, {})
@@ -175,7 +175,7 @@ def test_what_is_compiled_is_built_by_flashinfer_bench(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("bench")
-def test_what_does_not_build_says_why(tmp_path: Path):
+def test_a_failed_build_reports_the_reason(tmp_path: Path):
     path = cuda_solution(tmp_path, "no kernel")
     with pytest.raises(RuntimeError, match="nvcc: no kernel"):
         load(str(path))
@@ -203,7 +203,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
 
 
 def test_flashinfer_bench_compiles_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """With the package itself, its TVM-FFI, and the machine's compiler."""
+    """The test uses the installed package, its TVM-FFI and the machine's compiler."""
     pytest.importorskip("flashinfer_bench")
     pytest.importorskip("tvm_ffi")
     if not (shutil.which("ninja") and shutil.which("g++")):
@@ -219,15 +219,15 @@ def test_flashinfer_bench_compiles_cpp(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_sources_stay_in_their_folder(tmp_path: Path):
-    """A solution is somebody else's file: none of its sources is written elsewhere."""
+    """A solution comes from other people, so its sources must stay in their folder."""
     sources = [{"path": "main.py", "content": ""}, {"path": "../beside.py", "content": ""}]
     path = solution(tmp_path, sources=sources, entry_point="main.py::run")
     with pytest.raises(InvalidArgument, match=r"\.\./beside\.py"):
         Solution(path).function()
 
 
-def test_nobody_else_can_write_the_sources(tmp_path: Path):
-    """They lie in a folder whose name cannot be foreseen; the file itself is read once."""
+def test_other_users_cannot_write_the_sources(tmp_path: Path):
+    """The folder has an unpredictable name, and the solution's file is read once."""
     path = solution(tmp_path)
     called = solution_of(str(path)).function()
     file = Path(inspect.getfile(inspect.getclosurevars(called).nonlocals["function"]))
@@ -237,7 +237,7 @@ def test_nobody_else_can_write_the_sources(tmp_path: Path):
     assert load(str(path))
 
 
-def test_an_entry_point_that_is_not_there(tmp_path: Path):
+def test_an_entry_point_that_does_not_exist(tmp_path: Path):
     path = solution(tmp_path, entry_point="src/main.py::start")
     with pytest.raises(InvalidArgument, match="entry_point: got start"):
         Solution(path).function()

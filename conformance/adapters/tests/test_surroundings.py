@@ -1,4 +1,4 @@
-"""The switch that turns surroundings off."""
+"""Tests of the environment variable that turns surroundings off."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from paged_mla_conformance.run import nan_origins
 @pytest.mark.parametrize(
     "name", ["writes-its-queries", "writes-a-part-of-its-queries", "adds-to-what-is-uninitialized"]
 )
-def test_without_surroundings_it_passes_unnoticed(name: str, monkeypatch: pytest.MonkeyPatch):
-    """That is what they are for; times can be compared without them."""
+def test_a_careless_kernel_passes_without_surroundings(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Surroundings find these kernels; they can be turned off to compare times."""
     monkeypatch.setenv(VARIABLE, "off")
     assert isinstance(surroundings("cpu"), Bare)
-    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)  # as fresh memory mostly is
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)  # new memory is mostly 0
     ask(MUTANTS[name].backend, "attend")
 
 

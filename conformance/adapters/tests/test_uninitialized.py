@@ -1,4 +1,4 @@
-"""Memory from ``torch.empty`` is NaN inside, and as before outside."""
+"""Tests that uninitialized memory of torch is NaN inside the context, and only there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floats_are_nan(dtype: torch.dtype):
-    """However a tensor is asked for."""
+    """All functions that return uninitialized tensors return NaN."""
     like = torch.zeros(3, dtype=dtype)
     with uninitialized_is_nan():
         made = (
@@ -28,14 +28,14 @@ def test_floats_are_nan(dtype: torch.dtype):
 
 
 def test_integers_are_large():
-    """No index and no length is right by luck."""
+    """The values are legal neither as an index nor as a length."""
     with uninitialized_is_nan():
         assert torch.empty(1, dtype=torch.int32).item() == 2**31 - 1
 
 
 @pytest.mark.parametrize("before", [(False, False), (True, False), (True, True)])
 def test_the_mode_ends_with_the_call(before: tuple[bool, bool]):
-    """Also where the call fails."""
+    """The settings of torch are restored also if the call fails."""
     on, warn_only = before
     try:
         torch.use_deterministic_algorithms(on, warn_only=warn_only)
@@ -47,8 +47,8 @@ def test_the_mode_ends_with_the_call(before: tuple[bool, bool]):
         torch.use_deterministic_algorithms(mode=False)
 
 
-def test_what_is_not_deterministic_runs_without_a_word():
-    """A kernel's own operations are none of this mode's."""
+def test_nondeterministic_operations_run_without_a_warning():
+    """The deterministic mode does not warn about operations of a kernel."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with uninitialized_is_nan():

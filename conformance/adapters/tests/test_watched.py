@@ -1,4 +1,4 @@
-"""The project's own kernels between guard zones: right ones raise no alarm, and wrong ones do."""
+"""Tests of the project's own kernels between guard zones, with right and wrong kernels."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ FEW = {
 
 
 @pytest.mark.parametrize("mode", FEW)
-def test_right_kernels_raise_no_alarm(mode: str):
-    """In each mode that a CPU has, whatever operations it declares."""
+def test_right_kernels_pass_the_checks(mode: str):
+    """All operations of each mode that runs on a CPU pass."""
     backend = f"paged_mla_adapters.watched:{mode}"
     few = ("-k", FEW[mode], "--dtypes", "float32", "--dims", "small")
     done = subprocess.run(
@@ -52,21 +52,21 @@ def test_right_kernels_raise_no_alarm(mode: str):
 
 
 class Careless(ForwardingRunner):
-    """It writes a byte behind its output when it attends, and changes an input when it appends."""
+    """A runner that writes a byte after its output, and changes an input in ``append``."""
 
     def __init__(self, problem, inner, places):
         super().__init__(problem, inner)
         self.places = places
 
     def attend(self, batch):
-        """Write beside a room of its own."""
+        """Write a byte after an output buffer."""
         out = self.places.room("the output", (3,), torch.float32)
         everything = torch.empty(0, dtype=torch.uint8).set_(out.untyped_storage())
         everything[out.storage_offset() * 4 + out.nbytes] = 0
         return self.inner.attend(batch)
 
     def append(self, batch):
-        """Write what is to be read."""
+        """Write to an input."""
         self.places.input("ckv", torch.from_numpy(batch.ckv)).zero_()
         self.inner.append(batch)
 
@@ -94,21 +94,21 @@ def trial_of(case_id: str) -> Trial:
 
 
 def test_a_careless_runner_is_found():
-    """S-10: by the tensor that it was given."""
+    """S-10: the error names the tensor."""
     with pytest.raises(Mismatch, match=r"^\[S-10\] attend: 1 byte written behind the output"):
         trial_of("decode-h8").check_attention()
     with pytest.raises(Mismatch, match=r"^\[S-10\] append: the input ckv was changed in"):
         trial_of("decode-h8").check_append()
 
 
-def test_surroundings_can_be_left_out(monkeypatch: pytest.MonkeyPatch):
-    """The backend then has the places that it chooses."""
+def test_surroundings_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
+    """The backend then uses its own allocator."""
     monkeypatch.setenv(VARIABLE, "off")
     trial_of("decode-h8").check_attention()
 
 
-def test_inputs_whose_elements_share_memory_are_packed():
-    """All others keep their strides."""
+def test_inputs_whose_elements_share_memory_become_contiguous():
+    """All other inputs keep their strides."""
     places = GuardedPlaces(torch.device("cpu"))
     lines = torch.arange(12.0).view(3, 4)[:, :2]
     assert places.input("x", lines).stride() == (4, 1)

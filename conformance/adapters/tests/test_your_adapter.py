@@ -1,4 +1,4 @@
-"""The adapter on the page about backends of one's own: it runs, and judges both of its kernels."""
+"""Tests of the example adapter on the page about new backends, with both of its kernels."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def example() -> str:
 
 
 def test_it_is_short():
-    """At most 20 lines."""
+    """The adapter has at most 20 lines."""
     assert len(example().splitlines()) <= 20
 
 
 @pytest.mark.parametrize(
     ("first", "status", "said"), [("0", 0, "PASSED in part"), ("-1", 1, "S-10")]
 )
-def test_both_kernels_are_judged(first: str, status: int, said: str, tmp_path: Path):
-    """Right ones pass, and a writer that takes -1 for a slot fails by its rule."""
+def test_the_suite_tests_both_kernels(first: str, status: int, said: str, tmp_path: Path):
+    """Right kernels pass, and a writer that uses slot -1 fails with its rule."""
     (tmp_path / "my_adapter.py").write_text(example())
     (tmp_path / "my_kernels.py").write_text(KERNELS.replace("FIRST", first))
     given = ("--backend", "my_adapter:create", "--profile", "kernel", "--quick")

@@ -1,1 +1,1 @@
-"""Attention kernels that this project did not write, as backends of the suite."""
+"""Backends of the suite for attention kernels of other projects."""

@@ -1,4 +1,4 @@
-"""NumPy on one side of a kernel, torch on the other; bfloat16 passes by its bits."""
+"""Conversions between NumPy arrays and torch tensors; they keep the bits, also of bfloat16."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def to_torch(array: NDArray[Any], device: str) -> torch.Tensor:
-    """Return a new dense tensor with the bits of `array`."""
+    """Return a new contiguous tensor on a device with the bits of `array`."""
     dense = np.array(array, order="C", copy=True)
     if dtype_name(dense.dtype) == "bfloat16":
         return torch.from_numpy(bits(dense)).view(torch.bfloat16).to(device)

@@ -1,7 +1,7 @@
-"""What a kernel is given in one call, in the forms that kernels take it in.
+"""The arguments of one call of a kernel, in the forms that kernels take.
 
-Everything that a call hands out lies between guard zones: its inputs, the copies that their parts
-are, and the buffers for answers, which hold NaN.
+All tensors of a call are between guard zones: its inputs, copies of parts of them, and buffers for
+outputs, which are full of NaN.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ WORKSPACE_BYTES = 128 << 20
 
 
 def starts_of(lengths: torch.Tensor) -> torch.Tensor:
-    """Return where pieces of some lengths [N] begin, and where the last ends, int32 [N + 1]."""
+    """Return the start of each piece and the end of the last, int32 [N + 1], for lengths [N]."""
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnyCall:
-    """What all calls have: memory.
+    """The base of all calls; it allocates memory.
 
     Parameters
     ----------
     room : Room
-        Where :meth:`buffer` and the parts of inputs get memory from.
+        The allocator of :meth:`buffer` and of the parts of inputs.
     """
 
     room: Room
@@ -49,7 +49,7 @@ class AnyCall:
         Parameters
         ----------
         name : str
-            What an error calls it, as "the output".
+            The name of the tensor in errors, for example "the output".
         shape : tuple of int
         dtype : torch.dtype
         fill : float, optional
@@ -68,15 +68,15 @@ class AnyCall:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCall(AnyCall):
-    """What calls that read or write a cache have in common.
+    """The base of calls that read or write a cache.
 
     Parameters
     ----------
     room : Room
     problem : Problem
     cache : dtype or float8_e4m3fn [num_blocks, block_size, R + P]
-        A view; its first two strides may exceed what it carries. What e4m3 stands for is to be
-        multiplied by :attr:`cache_scale`.
+        A view, which may have gaps between tokens and between blocks. A cached number is an e4m3
+        element multiplied by :attr:`cache_scale`.
     """
 
     problem: Problem
@@ -84,14 +84,14 @@ class CacheCall(AnyCall):
 
     @property
     def cache_scale(self) -> float:
-        """What cached numbers are multiplied by: 1 unless the cache is of 8 bits."""
+        """The factor of the cache's elements; 1 unless the elements have 8 bits."""
         return self.problem.cache_scale if self.cache.element_size() == 1 else 1.0
 
     @cached_property
     def cache_parts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The cache in two dense tensors, [num_blocks, block_size, R] and the same with P.
+        """The cache as two contiguous tensors [num_blocks, block_size, R] and [.., P].
 
-        They are copies. What a kernel writes to them is in the cache once the call is over.
+        They are copies. :meth:`finish` copies them to the cache after the call.
         """
         found = []
         for name, part in zip(("ckv_cache", "kpe_cache"), self._views(), strict=True):
@@ -99,7 +99,7 @@ class CacheCall(AnyCall):
         return found[0], found[1]
 
     def finish(self) -> None:
-        """Put what lies in the parts of the cache, if they were asked for, into the cache."""
+        """Copy :attr:`cache_parts` to the cache if they were used."""
         for view, part in zip(self._views(), self.__dict__.get("cache_parts", ()), strict=False):
             view.copy_(part)
 
@@ -110,16 +110,16 @@ class CacheCall(AnyCall):
 
 @dataclass(frozen=True)
 class PageLists:
-    """The pages of all rows, one row after the other, as kernels over CSR lists take them.
+    """The pages of all rows as CSR lists, one row after the other.
 
     Parameters
     ----------
     indptr : int32 [N + 1]
-        Where the pages of each row begin.
+        The start of each row's pages in `indices`, and the end of the last row.
     indices : int32 [pages of all rows]
-        Pages of the cache.
+        The numbers of the pages in the cache.
     last_page_len : int32 [N]
-        Tokens in the last page of each row, 0 of a row without keys.
+        The number of tokens in the last page of each row; 0 for a row without keys.
     """
 
     indptr: torch.Tensor
@@ -129,7 +129,7 @@ class PageLists:
 
 @dataclass(frozen=True, kw_only=True)
 class Call(CacheCall):
-    """One launch of an attention kernel: N rows and the T query tokens of all of them.
+    """One call of an attention kernel, with N rows and T query tokens in all rows together.
 
     N and T are at least 1.
 
@@ -141,11 +141,11 @@ class Call(CacheCall):
         See :class:`CacheCall`.
     q : dtype [T, H, R + P]
     cu_seqlens_q : int32 [N + 1]
-        Where the tokens of each row begin; as far apart for each row unless the backend declares
-        the feature "mixed".
+        The start of each row's tokens in `q`. All rows have the same number of tokens unless the
+        backend declares the feature "mixed".
     block_table : int32 [N, M]
     seq_lens : int32 [N]
-        0 for rows that pad the step.
+        The number of keys of each row; 0 for padding.
     """
 
     q: torch.Tensor
@@ -155,23 +155,24 @@ class Call(CacheCall):
 
     @cached_property
     def query_parts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The queries in two dense tensors, ``q_nope`` [T, H, R] and ``q_pe`` [T, H, P]."""
+        """The queries as two contiguous copies, ``q_nope`` [T, H, R] and ``q_pe`` [T, H, P]."""
         rank = self.problem.dims.kv_lora_rank
         q_nope, q_pe = self.q[..., :rank], self.q[..., rank:]
         return self.room.place("q_nope", q_nope), self.room.place("q_pe", q_pe)
 
     @property
     def slots(self) -> torch.Tensor:
-        """The slot of each key, int32 [N, M * block_size]: line n has ``seq_lens[n]`` of them.
+        """The slots of the keys of each row, int32 [N, M * block_size].
 
-        Behind these lie the slots of what else the row's blocks, and its unused entries, name.
+        Line n starts with the slots of the ``seq_lens[n]`` keys of row n. The rest of the line has
+        the other slots of the blocks in the row's line of the block table.
         """
         size = self.problem.block_size
         offsets = torch.arange(size, device=self.block_table.device)
         return (self.block_table.long()[..., None] * size + offsets).flatten(1).int()
 
     def pages(self, page_size: int | None = None) -> torch.Tensor:
-        """Return how many pages each row has, int32 [N]; a page is a block by default."""
+        """Return the number of pages of each row, int32 [N]; by default a page is a block."""
         return -(-self.seq_lens // (page_size or self.problem.block_size))
 
     def page_lists(self, page_size: int | None = None) -> PageLists:
@@ -180,12 +181,13 @@ class Call(CacheCall):
         Parameters
         ----------
         page_size : int or None
-            1 lists the slot of each key. ``None``, or the block size, lists the rows' blocks.
+            With 1 the lists have the slot of each key. With ``None`` or the block size they have
+            the blocks of each row.
 
         Raises
         ------
         InvalidArgument
-            A page has another size.
+            The page size is neither 1 nor the block size.
         """
         block_size = self.problem.block_size
         size = block_size if page_size is None else page_size
@@ -201,11 +203,11 @@ class Call(CacheCall):
         )
 
     def by_rows(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return what belongs to tokens, [T, ...], as [N, T / N, ...]: of rows of one length."""
+        """Return a view [N, T / N, ...] of [T, ...]; all rows have the same number of tokens."""
         return tokens.view(len(self.seq_lens), -1, *tokens.shape[1:])
 
     def answers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return buffers full of NaN: the output, dtype [T, H, R], and the lse, float32 [T, H]."""
+        """Return buffers full of NaN for the output, dtype [T, H, R], and lse, float32 [T, H]."""
         shape = (*self.q.shape[:2], self.problem.dims.kv_lora_rank)
         return (
             self.buffer("the output", shape, self.q.dtype),
@@ -215,7 +217,7 @@ class Call(CacheCall):
 
 @dataclass(frozen=True, kw_only=True)
 class AppendCall(CacheCall):
-    """One launch of a writer: T tokens, at least 1.
+    """One call of a function that writes T tokens to a cache, with T at least 1.
 
     Parameters
     ----------
@@ -236,14 +238,14 @@ class AppendCall(CacheCall):
 
 @dataclass(frozen=True, kw_only=True)
 class MergeCall(AnyCall):
-    """One launch of a merge: two partial answers of T query tokens over other keys.
+    """One call of a merge of two partial results of T query tokens over different keys.
 
     Parameters
     ----------
     room : Room
     out_a, out_b : float32 [T, H, R]
     lse_a, lse_b : float32 [T, H]
-        -inf where a partial answer is over no key.
+        -inf where a partial result covers no key.
     """
 
     out_a: torch.Tensor

@@ -1,4 +1,4 @@
-"""What an adapter says of its kernel: where it runs, what it serves, which release it is."""
+"""Helpers with which an adapter declares its kernel: device, capabilities and version."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ FEATURES = frozenset({"padding", "replay", "strided_cache", "large_offsets", "ex
 
 
 def peer(*modules: str) -> ModuleType:
-    """Return the module of another project's kernel.
+    """Return the first module that can be imported, which contains another project's kernel.
 
     Parameters
     ----------
     *modules : str
-        Where its releases have it; the first that is there is taken.
+        The names of the module in the releases of the package.
 
     Raises
     ------
     Unsupported
-        No release of the package is installed, or one that has it nowhere there.
+        The package is not installed, or the installed release has none of these modules.
     ImportError
-        The package is there, and what it imports is not.
+        The module exists, but a package that it imports is not installed.
     """
     for name in modules:
         try:
@@ -44,38 +44,41 @@ def peer(*modules: str) -> ModuleType:
 
 
 def not_installed(package: str, what: str) -> Unsupported:
-    """Return the error of an adapter whose package is not there."""
+    """Return the error for a package that is not installed or lacks a module or file."""
     return Unsupported(f"the package {package} is not installed, or has no {what}")
 
 
 def mode() -> str:
-    """Return "interpreter" where ``TRITON_INTERPRET=1`` asks for it, else "gpu".
+    """Return "interpreter" if the environment has ``TRITON_INTERPRET=1``, otherwise "gpu".
 
     Raises
     ------
     Unsupported
-        Neither a GPU nor ``TRITON_INTERPRET=1`` is there.
+        There is no CUDA device, and ``TRITON_INTERPRET=1`` is not set.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return "interpreter"
     if torch.cuda.is_available():
         return "gpu"
-    raise Unsupported("no CUDA device")
+    raise Unsupported("no CUDA device is available; set TRITON_INTERPRET=1 to run on the CPU")
 
 
 def triton_dtypes() -> frozenset[str]:
-    """Return what Triton kernels compute as the rules say: no bfloat16 in the interpreter."""
+    """Return the data types in which Triton kernels follow the rules.
+
+    These are float32 in the interpreter, and bfloat16 and float16 on a GPU.
+    """
     names = {"bfloat16", "float16"} if mode() == "gpu" else {"float32"}
     return frozenset(names)
 
 
 def need_gpu(what: str, *majors: int) -> None:
-    """Refuse to go on where there is no GPU of these compute capabilities.
+    """Raise an error unless the GPU has one of these major compute capabilities.
 
     Raises
     ------
     Unsupported
-        There is none.
+        There is no GPU, or its compute capability has another major version.
     """
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] not in majors:
         allowed = " or ".join(f"{major}.x" for major in majors)
@@ -83,12 +86,12 @@ def need_gpu(what: str, *majors: int) -> None:
 
 
 def plain_formats(dtypes: frozenset[str]) -> frozenset[str]:
-    """Return the cache formats whose elements are of these types."""
+    """Return the cache formats whose elements have these data types."""
     return frozenset(PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes)
 
 
 def triton_formats(dtypes: frozenset[str]) -> frozenset[str]:
-    """Return the plain formats, and flat e4m3 where Triton has that type: since Ada."""
+    """Return the plain formats, and "fp8_e4m3" where Triton supports it: Ada GPUs and later."""
     has_e4m3 = mode() == "interpreter" or torch.cuda.get_device_capability() >= (8, 9)
     return plain_formats(dtypes) | ({"fp8_e4m3"} if has_e4m3 else set())
 
@@ -104,7 +107,7 @@ def capabilities(
     features: frozenset[str] = FEATURES,
     max_query_len: int = 1,
 ) -> Capabilities:
-    """Return what a kernel of these types serves; without `cache_formats`, the plain ones."""
+    """Return the capabilities of a kernel; without `cache_formats`, it has the plain formats."""
     return Capabilities(
         ops=frozenset({"plan", "append", "attend"}),
         dtypes=dtypes,
@@ -120,7 +123,7 @@ def capabilities(
 
 
 def version_of(distribution: str, file: Path) -> str:
-    """Return the installed version, or of a bare file what identifies it."""
+    """Return the installed version of a distribution, or a digest of `file` without one."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

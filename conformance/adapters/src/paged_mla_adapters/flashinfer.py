@@ -1,7 +1,7 @@
 """FlashInfer's MLA kernels: ``flashinfer.mla.BatchMLAPagedAttentionWrapper``, of 0.7 and later.
 
-They take rows of any query lengths in one call, and blocks of any size. The plan depends on the
-lengths and is made anew for every call. The lse is in base 2, as engines take it.
+They support rows of any query lengths in one call, and blocks of any size. The plan depends on the
+lengths, so the adapter plans before every call. The lse has base 2, which engines use as well.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from types import ModuleType
 
 import torch
 
-from paged_mla_adapters.call import WORKSPACE_BYTES  # where its documentation says to begin
+from paged_mla_adapters.call import WORKSPACE_BYTES  # the size that its documentation recommends
 from paged_mla_adapters.declared import FEATURES, capabilities, need_gpu, peer, version_of
 from paged_mla_adapters.kernel import Call, KernelBackend
 
 
 def fa2() -> KernelBackend:
-    """Return the kernel for GPUs since Ampere as a backend; raises as :func:`fa3`."""
+    """Return a backend with the kernel for Ampere and later GPUs; it raises as :func:`fa3`."""
     return _backend("fa2", *range(8, 13))
 
 
 def fa3() -> KernelBackend:
-    """Return the kernel for Hopper as a backend.
+    """Return a backend with the kernel for Hopper.
 
     Raises
     ------
     Unsupported
-        FlashInfer is not installed, or there is no GPU that it runs on.
+        FlashInfer is not installed, or there is no GPU that the kernel supports.
     """
     return _backend("fa3", 9)
 
@@ -53,7 +53,7 @@ def _backend(name: str, *majors: int) -> KernelBackend:
 def attend(
     mla: ModuleType, backend: str, call: Call, workspace_bytes: int = WORKSPACE_BYTES
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Plan and launch it on buffers of NaN."""
+    """Plan and launch the kernel; return out [T, H, R] and lse [T, H], which started as NaN."""
     problem, pages = call.problem, call.page_lists()
     workspace = call.workspace(workspace_bytes)
     wrapper = mla.BatchMLAPagedAttentionWrapper(workspace, backend=backend)

@@ -1,7 +1,7 @@
-"""FlashMLA's dense decode kernel for Hopper, from the package ``flash_mla`` or out of vLLM.
+"""FlashMLA's dense decode kernel for Hopper, from the package ``flash_mla`` or from vLLM.
 
-vLLM carries it as ``vllm/_flashmla_C.abi3.so``, which is loaded by itself, so that nothing else of
-vLLM has to be there. Its schedule depends on the lengths and is made anew for every call.
+vLLM contains it as ``vllm/_flashmla_C.abi3.so``. The adapter loads this library alone, so no other
+file of vLLM is needed. The schedule depends on the lengths, so every call computes it again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from paged_mla_shared.errors import Unsupported
 BINARY = "vllm/_flashmla_C.abi3.so"
 
 Launch = Callable[[Call, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Takes queries [N, q, H, R + P]; returns out [N, q, H, R] and lse [N, H, q]."""
+"""A function of a call and its queries [N, q, H, R + P] to out [N, q, H, R] and lse [N, H, q]."""
 
 
 def create() -> KernelBackend:
-    """Return the kernel as a backend.
+    """Return a backend with the kernel.
 
     Raises
     ------
     Unsupported
-        Neither the package nor vLLM's library is on the path, or there is no Hopper GPU.
+        Neither the package nor vLLM's library is on Python's path, or there is no Hopper GPU.
     """
     launch, version = _from_package() or _from_vllm()
     need_gpu("FlashMLA's dense decode", 9)
@@ -61,7 +61,7 @@ def _from_package() -> tuple[Launch, str] | None:
 
 
 def by_rows(function: Callable[..., Any]) -> Launch:
-    """Return the launch of ``flash_mla_with_kvcache``, which lies beside ``get_mla_metadata``."""
+    """Return the launch of ``flash_mla_with_kvcache``; its module has ``get_mla_metadata`` too."""
     metadata = sys.modules[function.__module__].get_mla_metadata
 
     def launch(call: Call, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +83,7 @@ def by_rows(function: Callable[..., Any]) -> Launch:
 
 
 def by_tokens(launch: Launch, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch it on the rows of a call; return answers of each token."""
+    """Launch a kernel over rows; return out [T, H, R] and lse [T, H]."""
     out, lse = launch(call, call.by_rows(call.q))
     return out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
@@ -111,12 +111,12 @@ def _from_vllm() -> tuple[Launch, str]:
 
 
 def library_of_vllm(binary: str) -> Path:
-    """Return the path of a library that vLLM carries, wherever it is on Python's path.
+    """Return the path of a library of vLLM in the first folder of Python's path that has it.
 
     Raises
     ------
     Unsupported
-        It is not there.
+        No folder of the path has the library.
     """
     found = [path for entry in sys.path if (path := Path(entry) / binary).exists()]
     if not found:

@@ -1,7 +1,8 @@
-"""FlashMLA's dense decode of FP8 caches on Hopper, out of vLLM, whose fork alone has it.
+"""FlashMLA's dense decode of FP8 caches on Hopper, from vLLM; only vLLM's fork has this kernel.
 
-vLLM carries it as ``vllm/_flashmla_extension_C.abi3.so``, which is loaded by itself. It takes
-queries in e4m3, with one scale for all. The adapter takes the smallest that lets none saturate.
+vLLM contains it as ``vllm/_flashmla_extension_C.abi3.so``, which the adapter loads alone. It takes
+e4m3 queries with one scale for all. The adapter uses the smallest scale at which no query
+saturates.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ LARGEST = 448.0
 
 
 def create() -> KernelBackend:
-    """Return the kernel as a backend.
+    """Return a backend with the kernel.
 
     Raises
     ------
     Unsupported
-        vLLM's library is not on the path, or there is no Hopper GPU.
+        vLLM's library is not on Python's path, or there is no Hopper GPU.
     """
     path = library_of_vllm(BINARY)
     need_gpu("FlashMLA's dense FP8 decode", 9)
@@ -53,7 +54,7 @@ def of(ops: Any) -> Kernel:
 
 
 def _launch(ops: Any, *given: Any, **scales: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch it with what vLLM's ``flash_mla_with_kvcache_fp8`` takes."""
+    """Launch the kernel with the arguments of vLLM's ``flash_mla_with_kvcache_fp8``."""
     q, cache, table, lens, rank, *plan = given
     answers: tuple[torch.Tensor, torch.Tensor] = ops.fwd_kvcache_mla_fp8(
         q,
@@ -73,10 +74,16 @@ def _launch(ops: Any, *given: Any, **scales: Any) -> tuple[torch.Tensor, torch.T
 def attend(
     metadata: Callable[..., Any], launch: Callable[..., Any], call: Call
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize the queries of rows that hold a request, plan and launch.
+    """Quantize the queries, plan and launch; return out [T, H, R] and lse [T, H].
 
-    `metadata` and `launch` are vLLM's ``get_mla_metadata_dense_fp8`` and
-    ``flash_mla_with_kvcache_fp8``, or take the same.
+    The queries of rows with keys determine the scale.
+
+    Parameters
+    ----------
+    metadata, launch : callable
+        vLLM's ``get_mla_metadata_dense_fp8`` and ``flash_mla_with_kvcache_fp8``, or functions with
+        the same arguments.
+    call : Call
     """
     problem, q = call.problem, call.by_rows(call.q).float()
     asked = q[call.seq_lens > 0]

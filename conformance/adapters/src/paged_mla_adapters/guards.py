@@ -1,10 +1,11 @@
-"""Tensors inside larger allocations, whose other bytes are watched.
+"""Tensors inside larger allocations, whose other bytes are checked.
 
-A kernel that writes beside a tensor, or between its lines, changes a watched byte, and
-:meth:`Guards.check` says where. A kernel that reads there is found by what lies there, NaN, or by a
-second run over another filling: its answers differ.
+A kernel that writes outside a tensor, or between its lines, changes a byte that
+:meth:`Guards.check` checks and reports. A kernel that reads there reads NaN, so its outputs become
+NaN; or a second run with other bytes there gives different outputs.
 
-Nothing is kept twice but tensors that are only read: all other watched bytes have one known value.
+Only tensors that calls may not write need a second copy. All other checked bytes have one known
+value.
 """
 
 from __future__ import annotations
@@ -16,32 +17,32 @@ import torch
 
 from paged_mla_reference.tolerance.compare import Mismatch
 
-_ALIGNMENT = 256  # of the first byte of a tensor inside its allocation, as CUDA allocates
+_ALIGNMENT = 256  # bytes; CUDA aligns its allocations to this too
 
 
 class Overwritten(Mismatch):
-    """A byte changed that no call may change (S-10)."""
+    """A call changed a byte that it may not change (S-10)."""
 
 
 @dataclass
 class _Room:
-    """One allocation, and the tensor in it."""
+    """An allocation that contains one tensor."""
 
     name: str
     memory: torch.Tensor  # uint8 [margin + offset + tensor + margin]
     first: int
     end: int
-    gaps: torch.Tensor | None  # bool [end - first]: bytes of no element; None where there are none
+    gaps: torch.Tensor | None  # bool [end - first]: bytes between elements; None without such bytes
     is_written: bool
     filling: int
-    kept: torch.Tensor | None = None  # uint8 [end - first], of a tensor that is only read
+    kept: torch.Tensor | None = None  # uint8 [end - first]: a copy, if the tensor is only read
 
     @property
     def inside(self) -> torch.Tensor:
         return self.memory[self.first : self.end]
 
     def fill(self, byte: int) -> None:
-        """Fill what is no element, and watch the rest as it is now."""
+        """Fill the bytes outside all elements, and keep a copy of a tensor that is only read."""
         self.filling = byte
         self.memory[: self.first].fill_(byte)
         self.memory[self.end :].fill_(byte)
@@ -51,7 +52,7 @@ class _Room:
             self.kept = self.inside.clone()
 
     def changes(self) -> list[tuple[str, int, torch.Tensor]]:
-        """Return what each watched part is called, where it begins, and which bytes changed."""
+        """Return the description, first byte and mask of changed bytes of each checked part."""
         before, behind = self.memory[: self.first], self.memory[self.end :]
         found = [
             (f"written before {self.name}", 0, before != self.filling),
@@ -65,7 +66,7 @@ class _Room:
         return found
 
     def describe(self, what: str, start: int, changed: torch.Tensor) -> str:
-        """Say how many bytes changed, and which is the first."""
+        """Return a sentence with the number of changed bytes and the first of them."""
         at = int(changed.to(torch.uint8).argmax())
         count = int(changed.sum())
         many = f"{count} byte{'' if count == 1 else 's'}"
@@ -76,22 +77,27 @@ class _Room:
 
 
 class Guards:
-    """Allocates tensors, watches every byte around them, and those that are only read.
+    """Allocates tensors and checks the bytes around them and the tensors that are only read.
 
     Parameters
     ----------
     device : str or torch.device
     margin : int
-        Bytes on both sides of each tensor, a multiple of 256. 0 puts tensors at both ends of their
-        allocations, for tools that watch allocations themselves.
+        The number of bytes before and after each tensor, a multiple of 256. With 0 a tensor fills
+        its allocation, for tools that check allocations themselves.
     filling : int
-        The byte that lies in everything which is no element of a tensor, until :meth:`fill` is
-        called. 0xFF is NaN in every type of floating point, and -1.
+        The value of all bytes outside elements, until a call of :meth:`fill`. 0xFF makes every
+        floating-point number NaN and every signed integer -1.
+
+    Raises
+    ------
+    ValueError
+        The margin is negative or not a multiple of 256.
     """
 
     def __init__(self, device: str | torch.device, *, margin: int = 1024, filling: int = 0) -> None:
         if margin < 0 or margin % _ALIGNMENT:
-            raise ValueError(f"margin: got {margin}; allowed: multiples of {_ALIGNMENT}, and 0")
+            raise ValueError(f"margin: got {margin}; allowed: 0 and multiples of {_ALIGNMENT}")
         self._device, self._margin, self._filling = torch.device(device), margin, filling
         self._rooms: list[_Room] = []
 
@@ -109,24 +115,24 @@ class Guards:
         Parameters
         ----------
         name : str
-            What :meth:`check` calls it.
+            The name of the tensor in errors of :meth:`check`.
         tensor : Tensor
         stride : tuple of int or None
-            In elements, none of them 0; ``None`` packs the copy densely.
+            The strides of the copy in elements, without 0; ``None`` makes the copy contiguous.
         offset : int
-            Bytes from an address on 256 bytes, a multiple of the element's size.
+            The distance in bytes from a 256-byte boundary, a multiple of the element's size.
         written : bool
-            Whether calls may change its elements.
+            Whether calls may change the elements.
 
         Raises
         ------
         ValueError
-            Elements would lie on each other because of a stride of 0.
+            A stride of 0 would put several elements in one place.
         """
         shape, size = tuple(tensor.shape), tensor.dtype.itemsize
         stride = torch.empty(shape, device="meta").stride() if stride is None else stride
         if any(n > 1 and step == 0 for n, step in zip(shape, stride, strict=True)):
-            raise ValueError(f"stride: got {stride}; allowed: a place for each element")
+            raise ValueError(f"stride: got {stride}; allowed: strides other than 0")
         reach = sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) + 1
         nbytes = reach * size if tensor.numel() else 0
         room = self._room(name, nbytes, offset=offset, written=written)
@@ -141,12 +147,12 @@ class Guards:
         return placed
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a dense tensor that calls may change, with whatever lies in it.
+        """Return a contiguous, uninitialized tensor that calls may change.
 
         Parameters
         ----------
         name : str
-            What :meth:`check` calls it.
+            The name of the tensor in errors of :meth:`check`.
         shape : tuple of int
         dtype : torch.dtype
         """
@@ -155,7 +161,7 @@ class Guards:
         return _view(room, dtype, shape, torch.empty(shape, device="meta").stride())
 
     def forget(self, name: str) -> None:
-        """Stop watching a tensor, and release this reference to its memory."""
+        """Stop checking the tensors with this name and release the references to their memory."""
         self._rooms = [room for room in self._rooms if room.name != name]
 
     def _room(self, name: str, nbytes: int, *, offset: int, written: bool) -> _Room:
@@ -167,24 +173,25 @@ class Guards:
         return room
 
     def fill(self, byte: int) -> None:
-        """Fill what is no element of a tensor with a byte, and watch contents as they are now."""
+        """Fill the bytes outside elements with `byte`; later checks expect the present contents."""
         for room in self._rooms:
             room.fill(byte)
 
     def check(self, call: str = "a call") -> None:
-        """Hold all that is watched against what it was when it was placed or filled last.
+        """Compare all checked bytes with their values after the last placement or filling.
 
-        The device is waited for once, however many tensors there are.
+        This waits for the device once, for all tensors together.
 
         Parameters
         ----------
         call : str
-            What came before, for the message.
+            The name of the call before this check, for the message.
 
         Raises
         ------
         Overwritten
-            Names the tensor, and the changed byte counted from the tensor's first one.
+            A byte changed. The message has the tensor's name and the position of the byte, counted
+            from the tensor's first byte.
         """
         found = [(room, room.changes()) for room in self._rooms]
         marks = [changed.any() for _, changes in found for *_, changed in changes]
@@ -202,6 +209,6 @@ class Guards:
 def _view(
     room: _Room, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the tensor in a room; it has the whole allocation as its storage."""
+    """Return the tensor in an allocation; the storage of the tensor is the whole allocation."""
     placed = torch.empty(0, dtype=dtype, device=room.memory.device)
     return placed.set_(room.memory.untyped_storage(), room.first // dtype.itemsize, shape, stride)

@@ -1,8 +1,8 @@
-"""What the adapters share: a backend made of a kernel.
+"""A backend that an adapter makes from a kernel.
 
-What no kernel is given for is the reference's: planning always, and writing unless there is a
-writer. So a kernel that only reads the cache can also be asked the groups that write before they
-read; what such a run judges is its attention.
+The reference computes the operations without a kernel: it always plans, and it writes to the cache
+unless there is a writer. The suite can therefore run the groups that write before they read on a
+kernel that only reads the cache. Such a run tests the attention.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ Kernel = Callable[[Call], Answers]
 
 @dataclass(frozen=True)
 class KernelBackend:
-    """A backend of the suite, made of a kernel.
+    """A backend of the suite that runs a kernel.
 
     Parameters
     ----------
     name, version : str
     kernel : callable
-        Takes a :class:`Call`; returns out [T, H, R] and lse [T, H].
+        Takes a :class:`Call` and returns out [T, H, R] and lse [T, H].
     capabilities : Capabilities
     append : callable or None
-        Takes an :class:`AppendCall` and writes its tokens to the cache; ``None`` leaves that to the
-        reference.
+        Takes an :class:`AppendCall` and writes its tokens to the cache. With ``None`` the reference
+        writes them.
     merge : callable or None
-        Takes a :class:`MergeCall`; returns out [T, H, R] and lse [T, H], both float32. It is asked
-        where the capabilities declare the operation "merge".
+        Takes a :class:`MergeCall` and returns out [T, H, R] and lse [T, H], both float32. The suite
+        calls it if the capabilities declare the operation "merge".
 
     Raises
     ------
     InvalidArgument
-        The capabilities declare that operation, and there is no merge.
+        The capabilities declare the operation "merge", and `merge` is ``None``.
     """
 
     name: str
@@ -53,10 +53,10 @@ class KernelBackend:
     merge: Callable[[MergeCall], Answers] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a declared operation that nothing does."""
+        """Check that a declared merge exists."""
         if "merge" in self.capabilities.ops and self.merge is None:
             raise InvalidArgument(
-                "merge", None, 'a callable, since the operation "merge" is declared'
+                "merge", None, 'a callable, because the capabilities declare the operation "merge"'
             )
 
     @property
@@ -66,24 +66,33 @@ class KernelBackend:
 
     @property
     def mode(self) -> str:
-        """What the kernel runs on."""
+        """The mode in which the kernel runs: "gpu" or "interpreter"."""
         return mode()
 
     @property
     def device(self) -> str:
-        """Name of the device."""
+        """The name of the device."""
         return torch.cuda.get_device_name() if self.mode == "gpu" else "Triton interpreter (CPU)"
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes free for one cache, once what earlier calls left is given back."""
+        """The number of free bytes for a cache, after torch's cached memory is released.
+
+        It is 1 GiB without a GPU.
+        """
         if self.mode == "gpu":
             torch.cuda.empty_cache()
             return int(torch.cuda.mem_get_info()[0])
         return 1 << 30
 
     def prepare(self, problem: Problem) -> KernelRunner:
-        """Build a runner; raises ``Unsupported``."""
+        """Return a runner for a problem.
+
+        Raises
+        ------
+        Unsupported
+            The capabilities do not cover the problem.
+        """
         if unmet := self.capabilities.unmet(problem, (), ()):
             raise Unsupported("; ".join(unmet))
         return KernelRunner(problem, self, "cuda" if self.mode == "gpu" else "cpu")

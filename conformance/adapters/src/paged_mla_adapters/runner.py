@@ -1,4 +1,4 @@
-"""A runner that puts the calls of the suite to a kernel, in harsh surroundings."""
+"""A runner that calls a kernel for the suite, in surroundings that show a kernel's faults."""
 
 from __future__ import annotations
 
@@ -25,27 +25,35 @@ Given = Mapping[str, torch.Tensor]
 
 
 class Kernels(Protocol):
-    """What a runner calls; :class:`paged_mla_adapters.kernel.KernelBackend` says what each is."""
+    """The kernels that a runner calls: see :class:`paged_mla_adapters.kernel.KernelBackend`."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the kernels serve."""
+        """The capabilities of the kernels."""
 
     @property
     def kernel(self) -> Callable[[Call], Answers]:
-        """The attention."""
+        """The attention kernel."""
 
     @property
     def append(self) -> Callable[[AppendCall], None] | None:
-        """The writer."""
+        """The function that writes to the cache, if there is one."""
 
     @property
     def merge(self) -> Callable[[MergeCall], Answers] | None:
-        """The merge."""
+        """The merge, if there is one."""
 
 
 class KernelRunner:
-    """See :class:`paged_mla_shared.backend.Runner`."""
+    """A :class:`paged_mla_shared.backend.Runner` that calls kernels.
+
+    Parameters
+    ----------
+    problem : Problem
+    kernels : Kernels
+    device : str
+        The torch device of all tensors.
+    """
 
     def __init__(self, problem: Problem, kernels: Kernels, device: str) -> None:
         self._problem = problem
@@ -55,9 +63,9 @@ class KernelRunner:
         self._storage = torch.zeros(0, dtype=torch.uint8, device=device)
 
     def load_cache(self, image: CacheImage) -> None:
-        """Fill the cache with the image's poison, then its live blocks."""
+        """Fill the cache with the image's poison, then write the image's blocks."""
         layout = image.layout
-        self._storage = torch.empty(0, dtype=torch.uint8, device=self._device)  # no room for two
+        self._storage = torch.empty(0, dtype=torch.uint8, device=self._device)  # frees the old one
         storage = self._surroundings.cache(layout.storage_bytes)
         storage.view(-1, len(image.poison)).copy_(self._tensor(image.poison))
         blocks = storage.view(layout.num_blocks, -1)
@@ -65,7 +73,7 @@ class KernelRunner:
         self._storage = storage
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [n, block_stride]."""
+        """Return the bytes of blocks, uint8 [n, block_stride]."""
         blocks = self._storage.view(self._problem.layout.num_blocks, -1)
         return to_numpy(blocks[self._tensor(block_ids)])
 
@@ -74,7 +82,10 @@ class KernelRunner:
         return metadata(self._problem, batch)
 
     def append(self, batch: Batch) -> None:
-        """Let the writer store rows where the reference puts them, or store them as it does."""
+        """Write the tokens of a batch to the cache, with the kernels' writer if there is one.
+
+        The slots are those of the batch, or those that the reference plans.
+        """
         slots = batch.slot_mapping
         slots = self.plan(batch).slot_mapping if slots is None else slots
         if self._kernels.append is None or len(slots) == 0:
@@ -107,7 +118,13 @@ class KernelRunner:
         self._surroundings.run("append", launch, inputs, by_torch=True)
 
     def attend(self, batch: Batch) -> Output:
-        """Launch the kernel on the rows of the batch, then on rows of padded tokens."""
+        """Call the kernel once, on the rows of the batch followed by rows for padded tokens.
+
+        Raises
+        ------
+        Unsupported
+            Rows have different query lengths, and the capabilities lack the feature "mixed".
+        """
         dims, tokens = self._problem.dims, batch.num_tokens
         if tokens == 0:
             shape = (0, dims.num_heads, dims.kv_lora_rank)
@@ -121,7 +138,7 @@ class KernelRunner:
 
         def launch(given: Given, room: Room) -> Answers:
             call = Call(room=room, problem=self._problem, cache=self._numbers(), **given)
-            with np.errstate(all="ignore"):  # the interpreter would warn of lanes that kernels mask
+            with np.errstate(all="ignore"):  # the interpreter warns about lanes that kernels mask
                 answers = self._kernels.kernel(call)
             call.finish()
             return answers
@@ -136,7 +153,7 @@ class KernelRunner:
         return Output(to_numpy(out[:tokens]), to_numpy(lse[:tokens]))
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Merge partial answers two by two, from the first on."""
+        """Merge partial results in order: each merge adds one partial result."""
         assert self._kernels.merge is not None
         merge = self._kernels.merge
 
@@ -153,13 +170,15 @@ class KernelRunner:
         return Output(to_numpy(merged[0]), to_numpy(merged[1]))
 
     def _rows(self, batch: Batch) -> tuple[NDArray[np.bool_], int]:
-        """Return which rows the kernel gets, and the query length of a row of padded tokens."""
+        """Return a mask of the rows to pass, and the query length of a row of padded tokens."""
         if "mixed" in self._kernels.capabilities.features:
             return np.ones(batch.num_rows, bool), 1
         asking = batch.query_lens > 0
         lengths = set(batch.query_lens[asking].tolist()) or {1}
         if len(lengths) > 1:
-            raise Unsupported(f"rows of different query lengths: {sorted(lengths)}")
+            raise Unsupported(
+                f"rows of different query lengths are not supported: {sorted(lengths)}"
+            )
         return asking, lengths.pop()
 
     @property
@@ -167,7 +186,7 @@ class KernelRunner:
         return self._problem.cache_format == "fp8_e4m3"
 
     def _cache(self) -> torch.Tensor:
-        """Return [num_blocks, block_size, R + P], of e4m3 the codes."""
+        """Return a view [num_blocks, block_size, R + P] of the cache; of e4m3, uint8 codes."""
         layout = self._problem.layout
         storage, dtype = self._storage, DTYPES[self._problem.dtype]
         elements = storage if self._is_fp8 else storage.view(dtype)
@@ -178,7 +197,7 @@ class KernelRunner:
         )
 
     def _numbers(self) -> torch.Tensor:
-        """Return the cache as kernels get it, of e4m3 the type."""
+        """Return the view that kernels receive, in which e4m3 elements have their torch type."""
         return self._cache().view(torch.float8_e4m3fn) if self._is_fp8 else self._cache()
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:

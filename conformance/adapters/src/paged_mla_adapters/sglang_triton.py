@@ -1,13 +1,13 @@
 """SGLang's Triton decode kernel.
 
-``sglang.kernels.ops.attention.decode_attention``, before 0.5.10 or so
+Its module is ``sglang.kernels.ops.attention.decode_attention``, and in releases before about 0.5.10
 ``sglang.srt.layers.attention.triton_ops.decode_attention``.
 
-Where the cache is FP8 it rounds weights, and queries but for their rotated part, to FP8 as they
-are; scores and outputs take the cache's scale.
+Over an FP8 cache the kernel rounds the weights and the latent part of the queries to FP8 without
+a scale of their own. It multiplies scores and outputs by the cache's scale.
 
-It returns no lse. Every split leaves its own, natural and float32; their sum of exponentials is
-what the adapter answers.
+The kernel returns no lse. It writes a natural float32 lse for each split, and the adapter returns
+the logarithm of the sum of their exponentials.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ MODULES = (
 
 
 def create() -> KernelBackend:
-    """Return the kernel as a backend; raises ``Unsupported`` without SGLang or a device."""
+    """Return a backend with the kernel.
+
+    Raises
+    ------
+    Unsupported
+        SGLang is not installed, or there is neither a CUDA device nor ``TRITON_INTERPRET=1``.
+    """
     module, dtypes = peer(*MODULES), triton_dtypes()
     kernel = SglangDecode(module.decode_attention_fwd)
     return KernelBackend(
@@ -56,7 +62,13 @@ def create() -> KernelBackend:
 
 
 class SglangDecode:
-    """The kernel, with the options that this release of it has."""
+    """The kernel, called with the options that the installed release has.
+
+    Parameters
+    ----------
+    launch : callable
+        SGLang's ``decode_attention_fwd``.
+    """
 
     def __init__(self, launch: Callable[..., Any]) -> None:
         self._launch = launch
@@ -66,7 +78,7 @@ class SglangDecode:
 
     @property
     def takes_pages(self) -> bool:
-        """Whether pages may lie apart: releases before and after those that take them do not."""
+        """Whether the cache may have gaps between pages, which only some releases support."""
         if "page_size" not in self._parameters:
             return False
         try:
@@ -76,12 +88,12 @@ class SglangDecode:
         return True
 
     def __call__(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-        """Launch it on buffers of NaN."""
+        """Launch the kernel; return out [T, H, R] and lse [T, H]. Buffers start as NaN."""
         rows, heads, _ = call.q.shape
         rank, lists = call.problem.dims.kv_lora_rank, call.page_lists(page_size=1)
         keys, page_size = call.cache.unsqueeze(2), call.problem.block_size
         if call.cache.is_contiguous():
-            keys, page_size = keys.flatten(0, 1), 1  # as SGLang's own pool
+            keys, page_size = keys.flatten(0, 1), 1  # the layout of SGLang's own pool
         out, _ = call.answers()
         partial = call.buffer("the splits' outputs", (rows, heads, SPLITS, rank))
         lse = call.buffer("the splits' lse", (rows, heads, SPLITS), fill=-torch.inf)

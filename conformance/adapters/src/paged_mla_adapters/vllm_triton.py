@@ -1,9 +1,9 @@
 """vLLM's Triton MLA decode kernel: ``vllm.v1.attention.ops.triton_decode_attention``.
 
-It reads FP8 caches as their numbers, multiplied by the scale, in the queries' type.
+It reads FP8 caches as numbers in the queries' data type, multiplied by the scale.
 
-The lse buffer is the caller's. This one is float32; vLLM's own layer passes one of the queries'
-dtype (``v1/attention/backends/mla/triton_mla.py`` in 0.33).
+The caller passes the lse buffer. The adapter passes a float32 buffer; vLLM's own layer passes one
+with the queries' data type (``v1/attention/backends/mla/triton_mla.py`` in 0.33).
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ from paged_mla_adapters.declared import (
 from paged_mla_adapters.kernel import Call, KernelBackend
 
 MODULE = "vllm.v1.attention.ops.triton_decode_attention"
-SPLITS = 4  # the engine's own choice is 1 below 1024 tokens, which would leave its join untried
+SPLITS = 4  # the engine uses 1 below 1024 tokens, which would not test the merge of splits
 
 
 def create() -> KernelBackend:
-    """Return the kernel as a backend; raises ``Unsupported`` without vLLM or a device."""
+    """Return a backend with the kernel.
+
+    Raises
+    ------
+    Unsupported
+        vLLM is not installed, or there is neither a CUDA device nor ``TRITON_INTERPRET=1``.
+    """
     module, dtypes = peer(MODULE), triton_dtypes()
     return KernelBackend(
         name="vllm-triton",
@@ -44,10 +50,10 @@ def create() -> KernelBackend:
 
 
 def attend(launch: Callable[..., Any], call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch it on buffers of NaN."""
+    """Launch the kernel; return out [T, H, R] and lse [T, H]. Buffers start as NaN."""
     rows, heads, _ = call.q.shape
     rank = call.problem.dims.kv_lora_rank
-    logits = call.buffer("the splits' answers", (rows, heads, SPLITS, rank + 1))
+    logits = call.buffer("the splits' results", (rows, heads, SPLITS, rank + 1))
     out, lse = call.answers()
     keys = call.cache.unsqueeze(2)
     scale = torch.tensor(call.problem.cache_scale, device=call.q.device)

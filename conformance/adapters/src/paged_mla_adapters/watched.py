@@ -1,8 +1,8 @@
-"""The kernels of ``paged_mla_optimized`` in the surroundings of those of other projects.
+"""Backends that run the kernels of ``paged_mla_optimized`` in the surroundings of the adapters.
 
 ``paged_mla_adapters.watched:create`` is the plain backend, and every mode of
-``paged_mla_optimized.backend.modes`` has a factory of its name. They are found by name when they
-are asked for: the packages do not import each other.
+``paged_mla_optimized.backend.modes`` has a factory with its name. This module imports a mode when
+it is first used, because the packages do not import each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MODES = "paged_mla_optimized.backend.modes"
 
 
 def __getattr__(name: str) -> Callable[[], WatchedBackend]:
-    """Return the factory of a mode, or of the plain backend."""
+    """Return the factory of a mode, or of the plain backend, by its name."""
     if name.startswith("_"):
         raise AttributeError(name)
     inner: Any = getattr(importlib.import_module(_MODES), name)
@@ -34,12 +34,13 @@ def __getattr__(name: str) -> Callable[[], WatchedBackend]:
 
 
 class WatchedBackend:
-    """See :class:`paged_mla_shared.backend.Backend`.
+    """A :class:`paged_mla_shared.backend.Backend` that checks the memory around calls of another.
 
     Parameters
     ----------
     inner : backend
-        A dataclass with the field ``places_of``, which returns the places of a runner's tensors.
+        A dataclass with the field ``places_of``, a function that returns the allocator of a
+        runner's tensors.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -51,15 +52,15 @@ class WatchedBackend:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes free for one cache."""
+        """The number of free bytes for a cache."""
         return int(self._inner.memory_bytes)
 
     def prepare(self, problem: Problem) -> Runner:
-        """Build a runner whose calls are watched; raises what the backend raises."""
+        """Return a runner whose calls are checked; it raises the errors of the backend."""
         return self._prepared("prepare", problem)
 
     def prepare_unchecked(self, problem: Problem) -> Runner:
-        """Build a runner that looks at no values, watched too."""
+        """Return a runner that does not check values of arguments; its calls are checked too."""
         return self._prepared("prepare_unchecked", problem)
 
     def _prepared(self, method: str, problem: Problem) -> Runner:

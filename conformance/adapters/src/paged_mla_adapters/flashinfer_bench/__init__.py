@@ -1,1 +1,1 @@
-"""Definitions, workloads and solutions of FlashInfer-Bench, written and read."""
+"""Definitions, workloads and solutions of FlashInfer-Bench."""

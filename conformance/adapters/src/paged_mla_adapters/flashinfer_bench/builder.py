@@ -1,4 +1,4 @@
-"""Solutions that are compiled: FlashInfer-Bench builds them, where it is installed."""
+"""Builds of compiled solutions, which need an installed FlashInfer-Bench."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PACKAGE = "flashinfer_bench"
 
 
 def check_installed(argument: str, language: str) -> None:
-    """Refuse a language whose sources nothing here can build.
+    """Raise an error if FlashInfer-Bench, which builds compiled languages, is not installed.
 
     Parameters
     ----------
     argument : str
-        What an error calls it.
+        The name of the language's field in an error.
     language : str
 
     Raises
@@ -33,7 +33,7 @@ def check_installed(argument: str, language: str) -> None:
 
 
 def build(definition: Definition, solution: dict[str, Any]) -> Callable[..., Any]:
-    """Return what a solution's sources are compiled to: it takes its arguments in order.
+    """Compile a solution and return its function, which takes positional arguments.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def build(definition: Definition, solution: dict[str, Any]) -> Callable[..., Any
     Raises
     ------
     RuntimeError
-        FlashInfer-Bench cannot build it: no builder takes it, or a compiler refuses it.
+        FlashInfer-Bench has no builder for the solution, or a compiler reports an error.
     """
     data, compiling = (import_module(f"{_PACKAGE}.{name}") for name in ("data", "compile"))
     registry = compiling.BuilderRegistry.get_instance()

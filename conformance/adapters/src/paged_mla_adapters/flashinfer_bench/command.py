@@ -1,4 +1,4 @@
-"""``paged-mla export``: writes the suite's cases for other projects' tools."""
+"""``paged-mla export``: write the suite's cases for tools of other projects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_mla_shared.options import OneLineParser, one_of
 
 _ABOUT = """\
 Writes cases of the suite as workloads of FlashInfer-Bench, with definitions of paged MLA and with
-solutions by this project's kernels. What no definition can ask is left out, and listed.
+solutions that call this project's kernels. Lists the cases that no definition can express.
 """
 _EXAMPLE = "example: paged-mla export flashinfer-bench out/trace_set"
 _FORMATS = ("flashinfer-bench",)
@@ -22,11 +22,17 @@ _USAGE_ERROR = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write a folder; return 0, or 2 where it cannot be written.
+    """Write a folder with definitions, workloads and solutions.
+
+    Parameters
+    ----------
+    arguments : list of str or None
+        The command line; ``None`` uses the arguments of the process.
 
     Returns
     -------
     int
+        0, or 2 if the folder cannot be written.
     """
     folder: Path = _parser().parse_args(arguments).folder
     selection = select()
@@ -39,18 +45,18 @@ def main(arguments: list[str] | None = None) -> int:
         return _USAGE_ERROR
     workloads = [workload for of in selection.workloads.values() for workload in of]
     cases = {workload.case.id for workload in workloads}
-    print(f"{len(workloads)} workloads of {len(cases)} cases. Left out of those that attend to a")
-    print("cache, for what no definition has, or for their size:")
+    print(f"Wrote {len(workloads)} workloads of {len(cases)} cases. These cases that attend to a")
+    print("cache were left out, because no definition can express them or for their size:")
     for what, ids in selection.left_out.items():
         print(f"  {len(ids):3} {what}")
-    print(printable(f"{folder / 'README.md'} names each of them."))
+    print(printable(f"{folder / 'README.md'} lists their names."))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="paged-mla export", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument(
-        "format", type=one_of(_FORMATS), metavar="FORMAT", help="flashinfer-bench, the only one"
+        "format", type=one_of(_FORMATS), metavar="FORMAT", help="the only format: flashinfer-bench"
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="an empty or a new folder")
     return parser

@@ -1,8 +1,8 @@
-"""Definitions ``mla_paged_*`` of FlashInfer-Bench: what a solution gets, in their schema.
+"""Definitions ``mla_paged_*`` of FlashInfer-Bench: the inputs and outputs of a solution.
 
-Names and order of inputs and outputs: ``flashinfer_trace/definitions/mla_paged`` at 424f2221 and
-30cfc3a8; the schema: ``flashinfer_bench/data/definition.py`` at 40e6ca78, both of
-flashinfer-ai/flashinfer-bench.
+The names and the order of inputs and outputs follow ``flashinfer_trace/definitions/mla_paged`` at
+424f2221 and 30cfc3a8. The schema follows ``flashinfer_bench/data/definition.py`` at 40e6ca78. Both
+are of flashinfer-ai/flashinfer-bench.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from paged_mla_shared.errors import InvalidArgument
 
 OP_TYPE = "mla_paged"
 _NAME = re.compile(r"mla_paged_(decode|prefill_causal)_h(\d+)_ckv(\d+)_kpe(\d+)_ps(\d+)")
-_ALLOWED = "mla_paged_decode_h*_ckv*_kpe*_ps*, and mla_paged_prefill_causal_* likewise"
+_ALLOWED = "mla_paged_decode_h*_ckv*_kpe*_ps* or mla_paged_prefill_causal_h*_ckv*_kpe*_ps*"
 _QUERY = ("num_qo_heads", "head_dim_ckv", "head_dim_kpe")
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One definition, which its name says whole.
+    """A definition, which follows completely from its name.
 
     Parameters
     ----------
     is_prefill : bool
-        Whether rows have any number of queries, under a causal mask; else each has one.
-    num_heads, rank, rope, page_size : int
+        Whether rows have any number of query tokens and a causal mask. Otherwise each row has one.
+    num_heads : int
+    rank, rope : int
+        ``kv_lora_rank`` and ``qk_rope_head_dim``.
+    page_size : int
     """
 
     is_prefill: bool
@@ -44,13 +47,13 @@ class Definition:
         Parameters
         ----------
         argument : str
-            What an error calls it.
+            The name of the field in an error.
         name : str
 
         Raises
         ------
         InvalidArgument
-            It is no definition of paged MLA.
+            The name is not that of a definition of paged MLA.
         """
         found = _NAME.fullmatch(name)
         if found is None:
@@ -60,14 +63,14 @@ class Definition:
 
     @property
     def name(self) -> str:
-        """As FlashInfer-Bench spells it."""
+        """The name of the definition in FlashInfer-Bench."""
         kind = "prefill_causal" if self.is_prefill else "decode"
         sizes = f"h{self.num_heads}_ckv{self.rank}_kpe{self.rope}_ps{self.page_size}"
         return f"mla_paged_{kind}_{sizes}"
 
     @property
     def inputs(self) -> list[str]:
-        """Names of what a solution gets, in order."""
+        """The names of a solution's inputs, in order."""
         names = ["q_nope", "q_pe", "ckv_cache", "kpe_cache"]
         names += ["qo_indptr"] if self.is_prefill else []
         names += ["kv_indptr", "kv_indices"]
@@ -76,11 +79,11 @@ class Definition:
 
     @property
     def outputs(self) -> list[str]:
-        """Names of what it answers, in order."""
+        """The names of a solution's outputs, in order."""
         return ["output", "lse"]
 
     def document(self) -> dict[str, Any]:
-        """Return the definition as JSON has it, with the reference of this project."""
+        """Return the JSON document of the definition, with this project's reference."""
         stage = "prefill" if self.is_prefill else "decode"
         return {
             "name": self.name,
@@ -99,13 +102,13 @@ class Definition:
         }
 
     def program(self, source: str, parameters: list[str]) -> str:
-        """Return a source with a function ``run`` of these parameters, in order.
+        """Return the text of a source with a function ``run`` that takes parameters in order.
 
         Parameters
         ----------
         source : str
-            A module of :mod:`paged_mla_adapters.flashinfer_bench.sources`, whose ``attend`` takes
-            them by name.
+            A module of :mod:`paged_mla_adapters.flashinfer_bench.sources`. ``run`` passes the
+            parameters by name to its ``attend``.
         parameters : list of str
         """
         text = files("paged_mla_adapters.flashinfer_bench.sources").joinpath(f"{source}.py")
@@ -153,32 +156,32 @@ class Definition:
 
 
 _DESCRIPTIONS = {
-    False: "Paged MLA attention of one query for each row, over a cache that holds its key.",
-    True: "Causal paged MLA attention of any number of queries for each row, the last at its last "
-    "key.",
+    False: "Paged MLA attention with one query token for each row, whose key is in the cache.",
+    True: "Causal paged MLA attention with any number of query tokens for each row. The last query "
+    "token is at the position of the row's last key.",
 }
 _AXES = {
-    "batch_size": "Rows.",
-    "total_q": "Queries of all rows.",
-    "num_qo_heads": "Query heads on this rank.",
-    "head_dim_ckv": "Width of a latent.",
-    "head_dim_kpe": "Width of a rotated key.",
-    "page_size": "Tokens of a page.",
-    "num_pages": "Pages of the cache.",
-    "len_indptr": "Rows, and one.",
-    "num_kv_indices": "Pages of all rows.",
+    "batch_size": "The number of rows.",
+    "total_q": "The number of query tokens of all rows.",
+    "num_qo_heads": "The number of query heads on this rank.",
+    "head_dim_ckv": "The width of a latent.",
+    "head_dim_kpe": "The width of a rotated key.",
+    "page_size": "The number of tokens in a page.",
+    "num_pages": "The number of pages in the cache.",
+    "len_indptr": "The number of rows plus 1.",
+    "num_kv_indices": "The number of pages of all rows.",
 }
 _ABOUT = {
-    "q_nope": "Absorbed queries.",
-    "q_pe": "Rotated queries.",
-    "ckv_cache": "Latents; a token that no row has may hold anything, NaN too.",
-    "kpe_cache": "Rotated keys, likewise.",
-    "qo_indptr": "Where the queries of each row begin.",
-    "kv_indptr": "Where the pages of each row begin in kv_indices.",
-    "kv_indices": "Pages of each row, in order.",
-    "kv_last_page_len": "Tokens of each row in its last page.",
-    "sm_scale": "What scores are multiplied by: of a model, of the width of its heads before they "
-    "are absorbed.",
-    "output": "Weighted sums of latents.",
-    "lse": "Base-2 logarithms of sums of exponentials of the scaled scores.",
+    "q_nope": "The absorbed queries.",
+    "q_pe": "The rotated queries.",
+    "ckv_cache": "The latents. Tokens that belong to no row may have any values, also NaN.",
+    "kpe_cache": "The rotated keys. Tokens that belong to no row may have any values, also NaN.",
+    "qo_indptr": "The start of each row's query tokens, and the end of the last row.",
+    "kv_indptr": "The start of each row's pages in kv_indices, and the end of the last row.",
+    "kv_indices": "The pages of each row, in order.",
+    "kv_last_page_len": "The number of tokens in the last page of each row.",
+    "sm_scale": "The factor of the scores. A model's factor follows from the width of its heads "
+    "before absorption.",
+    "output": "The weighted sums of latents.",
+    "lse": "The base-2 logarithms of the sums of exponentials of the scaled scores.",
 }

@@ -1,6 +1,7 @@
 """A folder that FlashInfer-Bench reads: definitions, workloads with their tensors, solutions.
 
-Its layout: ``flashinfer_bench/data/trace_set.py`` of flashinfer-ai/flashinfer-bench at 40e6ca78.
+The layout of the folder follows ``flashinfer_bench/data/trace_set.py`` of
+flashinfer-ai/flashinfer-bench at 40e6ca78.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ AUTHOR = "paged-mla"
 
 
 def export(selection: Selection, folder: Path) -> Iterator[tuple[Definition, int]]:
-    """Write a folder, and yield each definition with the bytes of its workloads' tensors.
+    """Write a folder; yield each definition and the size of its workloads' tensors in bytes.
 
     Raises
     ------
     InvalidArgument
-        The folder is not empty, or no folder.
+        The folder is not empty, or the path is not that of a folder.
     OSError
-        Something cannot be written.
+        A file cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidArgument("FOLDER", folder, "a folder that is empty, or not there yet")
+        raise InvalidArgument("FOLDER", folder, "an empty folder, or a path that does not exist")
     (folder / "traces").mkdir(parents=True)
     for definition, workloads in selection.workloads.items():
         _write(folder / "definitions" / OP_TYPE / f"{definition.name}.json", definition.document())
@@ -54,14 +55,14 @@ def export(selection: Selection, folder: Path) -> Iterator[tuple[Definition, int
 
 
 def solution_of(definition: Definition) -> dict[str, Any]:
-    """Return the solution of a definition by this project's Triton kernels."""
+    """Return the document of a solution that calls this project's Triton kernels."""
     program = definition.program("solution", [*definition.inputs, *definition.outputs])
     return {
         "name": f"paged_mla_{definition.name}",
         "definition": definition.name,
         "author": AUTHOR,
-        "description": "The Triton kernels of paged-mla. Both cache tensors are concatenated at "
-        "each call, which copies the cache.",
+        "description": "The Triton kernels of paged-mla. Each call concatenates both cache "
+        "tensors, which copies the cache.",
         "spec": {
             "language": "triton",
             "target_hardware": ["cuda"],
@@ -87,10 +88,11 @@ _HEAD = """\
 # Paged MLA for FlashInfer-Bench
 
 `paged-mla export flashinfer-bench` wrote this folder. Each workload is a case of the conformance
-suite of paged-mla, by whose id it goes. Solutions need the package `paged-mla` with its extra
+suite of paged-mla and has the id of the case. Solutions need the package `paged-mla` with its extra
 `optimized`.
 
 ## Left out
 
-Cases that attend to a cache and that no definition here can ask, by the first thing that none has:
+These cases attend to a cache, but no definition can express them. Each line starts with the first
+property that no definition has:
 """

@@ -1,4 +1,4 @@
-"""Cases of the suite as workloads: the tensors that a solution gets, and what names them."""
+"""Workloads made from cases of the suite: the tensors of a solution's call, and their names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.problem import Problem, cu_seqlens_of
 
 DTYPE = "bfloat16"
-LARGEST = 8 << 20  # bytes of a workload's tensors
+LARGEST = 8 << 20  # the most bytes of a workload's tensors
 IN_ONE_TOKEN_PAGES = ("decode", "extend")
 _ONE_TOKEN = replace(EXPRESSED, block_sizes=frozenset({1}))
 
@@ -32,40 +32,40 @@ class Workload:
     Parameters
     ----------
     case : Case
-        Of one step, with heads and block size that a definition has.
+        A case of one step, with a number of heads and a block size that a definition has.
     """
 
     case: Case
 
     @cached_property
     def problem(self) -> Problem:
-        """What stays fixed of the case."""
+        """The problem of the case, with the dims of DeepSeek-V3 in bfloat16."""
         return self.case.problem(DEEPSEEK_V3, DTYPE)
 
     @property
     def definition(self) -> Definition:
-        """What the workload is of: decode if no row has several queries."""
+        """The definition of the workload: decode if no row has several query tokens."""
         dims = self.problem.dims
         sizes = (dims.num_heads, dims.kv_lora_rank, dims.qk_rope_head_dim)
         return Definition(self.case.max_query_len > 1, *sizes, self.problem.block_size)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of queries and cache, without making them."""
+        """The number of bytes of queries and cache, computed without creating them."""
         tokens = sum(row.query_len for row in self.case.rows)
         cached = self.problem.num_blocks * self.problem.block_size
         dims = self.problem.dims
         return 2 * dims.cached_dim * (tokens * dims.num_heads + cached)
 
     def stage(self) -> Stage:
-        """Return the step as the reference lays it out."""
+        """Return the only step of the case, with the cache that the reference builds."""
         [step] = build_steps(self.case, DEEPSEEK_V3, DTYPE)
         return Stage.of(step)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return the tensors by the names of the definition's inputs.
 
-        Pages that no row has, and tokens past a row's last, hold what the suite puts there: NaN
+        Pages of no row, and slots after the last token of a row, contain the suite's poison: NaN
         and huge numbers (S-9).
         """
         stage = self.stage()
@@ -87,7 +87,14 @@ class Workload:
         return {name: found[name] for name in self.definition.inputs if name in found}
 
     def document(self, path: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """Return the line of a workload whose tensors lie in a file, a path from the root."""
+        """Return the document of a workload.
+
+        Parameters
+        ----------
+        path : str
+            The path of the file with the tensors, from the root of the exported folder.
+        tensors : mapping of str to array
+        """
         definition = self.definition.document()
         axes: dict[str, int] = {}
         for name, array in tensors.items():
@@ -114,20 +121,21 @@ def _in_file(path: str, name: str) -> dict[str, str]:
 
 @dataclass
 class Selection:
-    """Cases of the suite that attend to a cache.
+    """The cases of the suite that attend to a cache.
 
     Parameters
     ----------
     workloads : dict of Definition to list of Workload
+        The workloads of the cases that a definition can express.
     left_out : dict of str to list of str
-        The other cases, by what no definition has of them.
+        The ids of the other cases, by the property that no definition has.
     """
 
     workloads: dict[Definition, list[Workload]] = field(default_factory=lambda: defaultdict(list))
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, case: Case) -> None:
-        """Take a case that a definition can ask, unless it is larger than :data:`LARGEST`."""
+        """Add a case that a definition can express, unless it is larger than :data:`LARGEST`."""
         workload = Workload(case)
         if workload.nbytes <= LARGEST:
             self.workloads[workload.definition].append(workload)
@@ -137,10 +145,10 @@ class Selection:
 
 
 def select() -> Selection:
-    """Return every case that a definition can ask and that is no larger than :data:`LARGEST`.
+    """Return all cases that a definition can express, except those larger than :data:`LARGEST`.
 
-    A case of a group in :data:`IN_ONE_TOKEN_PAGES` makes a second workload with pages of one token,
-    unless the case is about its block size.
+    A case of a group in :data:`IN_ONE_TOKEN_PAGES` has a second workload with pages of one token,
+    unless the case tests its block size.
     """
     found = Selection()
     for case in (case for cases in ATTENDED.values() for case in cases):

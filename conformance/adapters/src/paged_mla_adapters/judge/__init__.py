@@ -1,1 +1,1 @@
-"""Judges a kernel by its call signature: roles of parameters, layouts, what it serves."""
+"""``paged-mla judge``: test a kernel by its signature, without an adapter."""

@@ -1,7 +1,8 @@
 """AITER's decode for AMD's GPUs, ``aiter.mla:mla_decode_fwd``.
 
-Pages come as CSR, and rows of one call have queries of one length. The output is passed, and the
-lse, natural, is the second of what it returns. Source: ``aiter/mla.py`` at e4048607.
+It takes pages as CSR lists, and all rows of a call have the same number of query tokens. The caller
+passes the output. The function returns a natural lse as its second result. Source: ``aiter/mla.py``
+at e4048607.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _CLAIMS = Claims("", cache="[blocks, size, 1, D]", roles={"kv_last_page_lens": "
 
 
 def attend(function: Callable[..., Any], call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Call it on an output of NaN."""
+    """Call the function with an output full of NaN; return out [T, H, R] and lse [T, H]."""
     given = AttendArguments(call, _CLAIMS)
     out: torch.Tensor = given.of("out")
     is_fp8 = call.cache.dtype is torch.float8_e4m3fn

@@ -1,4 +1,4 @@
-"""Answers of a function: which tensors they are, and how they are laid out."""
+"""The outputs of a judged function: which tensors they are, and which layouts they have."""
 
 from __future__ import annotations
 
@@ -13,12 +13,25 @@ from paged_mla_adapters.judge.roles import ALIASES
 
 
 def answers_of(result: Any, arguments: Arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return out and lse out of what a function returned, and of the buffers that it got.
+    """Return output and lse of a call, from its result and from the buffers that it received.
+
+    Parameters
+    ----------
+    result : Any
+        The function's result: a dict with known names, a sequence of output and lse, or the output.
+        A tensor of the result takes precedence over a buffer.
+    arguments : Arguments
+
+    Returns
+    -------
+    out : Tensor
+    lse : Tensor or None
+        ``None`` if the function returns no lse.
 
     Raises
     ------
     TypeError
-        There is no output among them.
+        Neither the result nor the buffers contain an output.
     """
     found: dict[str, torch.Tensor] = dict(arguments.passed)
     if isinstance(result, Mapping):
@@ -29,7 +42,9 @@ def answers_of(result: Any, arguments: Arguments) -> tuple[torch.Tensor, torch.T
         returned = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
         found |= dict(zip(("out", "lse"), returned, strict=False))
     if "out" not in found:
-        raise TypeError(f"it returned a {type(result).__name__}; allowed: out, or out and lse")
+        raise TypeError(
+            f"the function returned a {type(result).__name__}; allowed: out, or out and lse"
+        )
     return found["out"], found.get("lse")
 
 
@@ -40,23 +55,25 @@ def layout_of(
     inner: tuple[int, ...],
     preferred: str,
 ) -> str:
-    """Return the layout that an answer's shape is one of.
+    """Return the layout of an output, which follows from its shape.
 
     Parameters
     ----------
     name : str
+        The name of the output in an error.
     answer : Tensor
+        The output or the lse.
     sizes : (int, int, int)
-        Tokens, heads and rows of the call.
+        The numbers of tokens, heads and rows of the call.
     inner : tuple of int
-        Sizes of each answer.
+        The sizes of the axes after those of the layout: (R,) for the output, () for the lse.
     preferred : str
-        The layout to take where several have this shape.
+        The layout to return if several layouts have this shape.
 
     Raises
     ------
     TypeError
-        None has it.
+        No layout has this shape.
     """
     shapes = {layout: (*shape_of(layout, *sizes), *inner) for layout in OUT_LAYOUTS}
     for layout in (preferred, *OUT_LAYOUTS):
@@ -67,13 +84,13 @@ def layout_of(
 
 
 def shape_of(layout: str, tokens: int, heads: int, rows: int) -> tuple[int, ...]:
-    """Return the shape of answers in a layout, without the elements of each."""
+    """Return the sizes of the axes of a layout, which has no axis R."""
     sizes = {"T": tokens, "H": heads, "B": rows, "Q": tokens // max(rows, 1)}
     return tuple(sizes[axis] for axis in layout.strip("[]").split(", "))
 
 
 def by_token(answer: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return answers of a layout as [T, H, ...]."""
+    """Return a tensor of any layout as [T, H, ...]."""
     if layout == "[H, T]":
         return answer.transpose(0, 1)
     if layout == "[B, H, Q]":

@@ -1,4 +1,4 @@
-"""What a function that writes tokens to a cache is given, by role."""
+"""The arguments of a function that writes tokens to a cache, by role."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paged_mla_adapters.judge.claims import Claims
 
 
 class AppendArguments(CacheArguments):
-    """Values of the roles in a call of a function that writes tokens to a cache.
+    """The values of the roles in a call of a function that writes tokens to a cache.
 
     Parameters
     ----------

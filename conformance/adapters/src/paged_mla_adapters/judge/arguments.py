@@ -1,4 +1,4 @@
-"""Values of a call's roles, and the call of a function or of a class with ``plan`` and ``run``."""
+"""The values of the roles in a call, and the call of a function or class with these values."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 class Arguments:
-    """Values of every role in one call; each is made when a parameter asks for it.
+    """The values of all roles in one call; each value is created when it is first needed.
 
-    A method ``_role`` makes the value of a role.
+    A subclass has a method ``_ROLE`` for each role, which returns the value of that role.
     """
 
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
 
     def of(self, role: str) -> Any:
-        """Return the value of a role, the same one at each time.
+        """Return the value of a role; every call returns the same object.
 
         Raises
         ------
         InvalidArgument
-            Such a call has no such role.
+            This kind of call has no such role.
         """
         if role not in self._made:
             make = getattr(self, f"_{role}", None)
             if make is None:
-                raise InvalidArgument("--map", role, "a role of what the function does")
+                raise InvalidArgument("--map", role, "a role that this kind of function can have")
             self._made[role] = make()
         return self._made[role]
 
     @property
     def passed(self) -> dict[str, torch.Tensor]:
-        """Buffers of answers that parameters have got."""
+        """The buffers for output and lse that parameters received, by role."""
         return {name: self._made[name] for name in ("out", "lse") if name in self._made}
 
 
@@ -100,7 +100,7 @@ def invoke(
     arguments : Arguments
     claims : Claims
     before : Arguments or None
-        Of another step, which an instance has planned before it plans this one.
+        Arguments of another step, which an instance plans before it plans this one.
     """
     first, *methods = functions
     result = first(**_keywords(first, arguments, claims))
@@ -120,16 +120,16 @@ def _keywords(function: Callable[..., Any], arguments: Arguments, claims: Claims
 
 
 def cache_view(cache: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return a cache [num_blocks, block_size, D] in another layout, where it is a view.
+    """Return a cache [num_blocks, block_size, D] as a view in another layout.
 
     Raises
     ------
     ValueError
-        Its tokens lie apart, and the layout has one axis for all of them.
+        The cache has gaps between its tokens, and the layout has one axis for all tokens.
     """
     if layout.startswith("[slots"):
         if not cache.is_contiguous():
-            raise ValueError("the cache's tokens lie apart, and it has one axis for all of them")
+            raise ValueError("the layout needs a cache without gaps between its tokens")
         cache = cache.flatten(0, 1)
     if layout in {"[blocks, size, 1, D]", "[slots, 1, D]"}:
         return cache.unsqueeze(-2)

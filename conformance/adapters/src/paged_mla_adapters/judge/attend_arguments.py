@@ -1,4 +1,4 @@
-"""What an attention function is given, by role."""
+"""The arguments of an attention function, by role."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paged_mla_adapters.judge.answers import shape_of
 from paged_mla_adapters.judge.arguments import CacheArguments
 from paged_mla_adapters.judge.claims import Claims
 
-SPLITS = 4  # of a row's keys, where the caller says how many
+SPLITS = 4  # the number of splits of a row's keys, for functions that take this number
 
 
 class AttendArguments(CacheArguments):
-    """Values of the roles in a call of an attention function.
+    """The values of the roles in a call of an attention function.
 
     Parameters
     ----------
@@ -48,13 +48,13 @@ class AttendArguments(CacheArguments):
 
     @property
     def _page(self) -> int:
-        """Tokens that an entry of ``kv_indices`` stands for."""
+        """The number of tokens in a page, to which an entry of ``kv_indices`` points."""
         is_flat = self._claims.cache.startswith("[slots")
         return 1 if is_flat or not self._claims.knows_lengths else self._problem.block_size
 
     @cached_property
     def _lists(self) -> PageLists:
-        """The rows' pages, of one token each in a flat cache."""
+        """The pages of the rows; in a flat cache each page has one token."""
         return self._call.page_lists(self._page)
 
     def _kv_indptr(self) -> torch.Tensor:
@@ -120,16 +120,22 @@ class AttendArguments(CacheArguments):
         return self._call.workspace()
 
     def _attn_logits(self) -> torch.Tensor:
-        """Return room for each split's output, with its lse behind it unless that has its own."""
+        """Return a buffer for the output of each split.
+
+        The lse of a split follows its output unless another parameter has the role ``attn_lse``.
+        """
         behind = "attn_lse" not in self._claims.roles.values()
         shape = (*self._call.q.shape[:2], SPLITS, self._rank + behind)
-        return self._call.buffer("the splits' answers", shape)
+        return self._call.buffer("the splits' results", shape)
 
     def _attn_lse(self) -> torch.Tensor:
         return self._call.buffer("the splits' lse", (*self._call.q.shape[:2], SPLITS))
 
     def _num_kv_splits(self) -> int | torch.Tensor:
-        """Return how many splits every row has; of each row, if the most are said too."""
+        """Return the number of splits: a tensor with one number for each row, or one number.
+
+        It is a tensor if another parameter has the role ``max_kv_splits``.
+        """
         if "max_kv_splits" not in self._claims.roles.values():
             return SPLITS
         return torch.full_like(self._call.seq_lens, SPLITS)

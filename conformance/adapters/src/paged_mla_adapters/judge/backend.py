@@ -1,4 +1,4 @@
-"""A function with its claims as a backend of the suite."""
+"""A backend of the suite that runs a judged function as its claims describe it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,30 @@ from paged_mla_shared.errors import Unsupported
 
 @dataclass(frozen=True)
 class JudgedBackend(KernelBackend):
-    """See :class:`paged_mla_shared.backend.Backend`; it runs where the claims say."""
+    """A :class:`paged_mla_shared.backend.Backend` that runs a judged function.
+
+    Parameters
+    ----------
+    where : {"cuda", "cpu"}
+        The device on which the function runs.
+    """
 
     where: str = "cpu"
 
     @property
     def mode(self) -> str:
-        """What the function runs on."""
+        """The mode in which the function runs: "gpu", "cpu" or "interpreter"."""
         return mode_on(self.where)
 
     @property
     def device(self) -> str:
-        """Name of the device."""
+        """The name of the device."""
         names = {"cpu": "CPU", "interpreter": "Triton interpreter (CPU)"}
         return names.get(self.mode) or torch.cuda.get_device_name()
 
     @property
     def judged(self) -> JudgedKernel:
-        """The function."""
+        """The judged function."""
         assert isinstance(self.kernel, JudgedKernel)
         return self.kernel
 
@@ -48,7 +54,7 @@ def mode_on(device: str) -> str:
 
 
 def create(path: Path) -> JudgedBackend:
-    """Return the function of a claims file as a backend.
+    """Return a backend for the function of a claims file.
 
     Parameters
     ----------
@@ -57,23 +63,23 @@ def create(path: Path) -> JudgedBackend:
     Raises
     ------
     InvalidArgument
-        The file cannot be read, or says what no claims say.
+        The file cannot be read, or is not a claims file.
     Unsupported
-        It says ``device = "cuda"``, and there is no CUDA device.
+        The file has ``device = "cuda"``, and no CUDA device is available.
     """
     return backend_of(read(path))
 
 
 def backend_of(claims: Claims) -> JudgedBackend:
-    """Return a function as a backend.
+    """Return a backend for the function that the claims describe.
 
     Raises
     ------
     Unsupported
-        It runs on a CUDA device, and there is none.
+        The claims have ``device = "cuda"``, and no CUDA device is available.
     """
     if claims.device == "cuda" and not torch.cuda.is_available():
-        raise Unsupported('claims say device = "cuda", and there is no CUDA device')
+        raise Unsupported('the claims have device = "cuda", but no CUDA device is available')
     judged = JudgedKernel(claims)
     return JudgedBackend(
         name=claims.target,
@@ -86,9 +92,12 @@ def backend_of(claims: Claims) -> JudgedBackend:
     )
 
 
-@functools.cache  # where hundreds of packages are installed it takes a second
+@functools.cache  # the search takes a second if hundreds of packages are installed
 def _version(target: str) -> str:
-    """Return the version of the installed package that a target is of, if there is one."""
+    """Return the version of the installed package that contains a target.
+
+    For a target outside an installed package the result is "of this folder".
+    """
     top = target.partition(":")[0].partition(".")[0]
     for distribution in importlib.metadata.packages_distributions().get(top, []):
         return importlib.metadata.version(distribution)

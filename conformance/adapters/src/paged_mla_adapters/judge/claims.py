@@ -1,4 +1,7 @@
-"""What a kernel is said to take and to serve: a TOML file, written once and held to afterwards."""
+"""The claims file: a TOML file that describes how a function is called and what it supports.
+
+Probing writes the file once. Later runs read it and test the function against it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from paged_mla_shared.typed import build
 
 VERSION = 1
 FACTORY = "paged_mla_adapters.judge.backend:create"
-_NONE = "given_none"  # names of parameters that get None, which TOML does not have
+_NONE = "given_none"  # the key of parameters whose value is None, which TOML cannot express
 
 DTYPES = ("bfloat16", "float16", "float32")
 QUERY_LAYOUTS = ("[T, H, D]", "[B, Q, H, D]")
@@ -26,34 +29,34 @@ CACHE_LAYOUTS = (
     "[slots, 1, D]",
     "[blocks, 1, size, D]",
 )
-OUT_LAYOUTS = ("[T, H]", "[H, T]", "[B, Q, H]", "[B, H, Q]")  # and, of outputs, R behind them
+OUT_LAYOUTS = ("[T, H]", "[H, T]", "[B, Q, H]", "[B, H, Q]")  # outputs have a last axis R as well
 LSES = ("natural", "base 2", "none")
 
 
 NARROWING = ("dtypes", "cache_formats", "num_heads", "block_sizes", "head_dims")
-"""What is found by asking for one value after the other, unless it is said before."""
+"""Fields that probing finds by trying one value after the other, unless the claims have them."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What probing found that a function takes without an error.
+    """The values that a function accepts without an error.
 
     Parameters
     ----------
     dtypes, cache_formats, masks : tuple of str
     num_heads, block_sizes : tuple of int
     head_dims : tuple of (int, int)
-        R and P.
+        Pairs of ``kv_lora_rank`` (R) and ``qk_rope_head_dim`` (P).
     max_query_len : int
-        The longest query of a row.
+        The largest number of query tokens of a row.
     mixed : bool
-        Whether rows of one call may have queries of different lengths.
+        Whether the rows of one call may have different numbers of query tokens.
     padding : bool
-        Whether a step may hold rows without keys.
+        Whether a step may contain rows without keys.
     strided_cache : bool
-        Whether tokens and blocks of the cache may lie apart.
+        Whether the cache may have gaps between its tokens and its blocks.
     products : {"exact", "fast"}
-        "fast" if queries and weights may be rounded to 8 bits over a cache of 8 bits.
+        "fast" if the function may round queries and weights to 8 bits when the cache has 8 bits.
     """
 
     dtypes: tuple[str, ...] = ()
@@ -70,21 +73,22 @@ class Served:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything is said, so that nothing is left to find."""
+        """Whether every field of :data:`NARROWING` has values, so that probing can skip them."""
         return all(getattr(self, name) for name in NARROWING)
 
     def with_these(self, values: Mapping[str, Any]) -> Served:
-        """Return it with some fields as a user says them.
+        """Return a copy in which the user's values replace some fields.
 
         Parameters
         ----------
         values : dict of str to Any
-            By the field's name; one value stands for a tuple of it.
+            Values by the name of the field. A single value is used as a tuple of one element where
+            the field is a tuple.
 
         Raises
         ------
         InvalidArgument
-            There is no such field, or the value is of another type.
+            A field does not exist, a value has a wrong type, or a number is less than 1.
         """
         fields = asdict(self)
         many = {name for name, value in fields.items() if isinstance(value, tuple)}
@@ -102,29 +106,43 @@ class Served:
 
 @dataclass(frozen=True)
 class Claims:
-    """A function, how it is called, and what it serves.
+    """A description of a function: how it is called, and what it supports.
 
     Parameters
     ----------
     target : str
-        ``module:function`` or ``file.py:function``; a class has ``plan`` and ``run``.
+        ``module:function``, ``file.py:function`` or a solution ``file.json``. The name may be that
+        of a class with the methods ``plan`` and ``run``.
     kind : {"attend", "append", "merge", "csr"}
+        The operation: attention, a write to the cache, a merge of two partial results, or the
+        conversion of a block table to page lists.
     device : {"cuda", "cpu"}
     like : str
-        The known signature that it has, a name of
-        :data:`~paged_mla_adapters.judge.like.LIKE`; "" finds roles by the parameters' names.
+        The name of the function's known signature in
+        :data:`~paged_mla_adapters.judge.like.LIKE`. With "", the names of the parameters determine
+        their roles.
     profile : str
-        The terms in which the suite judges it.
+        The profiles of the suite, separated by commas.
     roles : dict of str to str
-        Role by parameter.
+        The role of each parameter, by the parameter's name.
     given : dict of str to Any
-        Values of other parameters.
-    query, cache, out, lse_layout, lse : str
-        One of :data:`QUERY_LAYOUTS`, :data:`CACHE_LAYOUTS`, :data:`OUT_LAYOUTS` twice, and
-        :data:`LSES`.
+        Values of parameters without a role, by the parameter's name.
+    query : str
+        The layout of the queries, one of :data:`QUERY_LAYOUTS`.
+    cache : str
+        The layout of the cache, one of :data:`CACHE_LAYOUTS`.
+    out, lse_layout : str
+        The layouts of output and lse, each one of :data:`OUT_LAYOUTS`.
+    lse : str
+        The base of the lse, one of :data:`LSES`.
     softmax_scale : float or None
-        The scale of a function without a parameter for it; ``None`` if it has one.
+        The fixed scale of a function that has no parameter for the scale; otherwise ``None``.
     served : Served
+
+    Raises
+    ------
+    InvalidArgument
+        A field has a word that is not allowed.
     """
 
     target: str
@@ -143,12 +161,7 @@ class Claims:
     served: Served = field(default_factory=Served)
 
     def __post_init__(self) -> None:
-        """Refuse words that have no meaning.
-
-        Raises
-        ------
-        InvalidArgument
-        """
+        """Check the fields that allow only certain words."""
         words = {
             "kind": ("attend", "append", "merge", "csr"),
             "device": ("cuda", "cpu"),
@@ -164,14 +177,14 @@ class Claims:
 
     @property
     def knows_lengths(self) -> bool:
-        """Whether a call says how many keys a row has, and not how many pages alone."""
+        """Whether a call passes the number of keys of each row, not only its number of pages."""
         said = {"seq_lens", "prefix_lens", "kv_last_page_len"} & set(self.roles.values())
         known = bool(self.like) and not self.roles
         return bool(said) or known or self.kind in {"append", "merge"}
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the suite may ask."""
+        """The capabilities that the suite tests."""
         served = self.served
         features = {"replay", "explicit_slots"}
         features |= {
@@ -196,10 +209,13 @@ class Claims:
 
 
 def write(claims: Claims, path: Path) -> None:
-    """Write claims as a TOML file that ``paged-mla conformance --backend`` takes."""
+    """Write claims as a TOML file that ``paged-mla conformance --backend`` accepts.
+
+    Missing folders of the path are created, and a file that exists is replaced.
+    """
     document = asdict(claims)
     lines = [
-        "# What probing found. The suite holds the function to this; mend it where it is wrong.",
+        "# Probing found these values. The suite tests the function against them; correct errors.",
         f"version = {VERSION}",
         f"factory = {json.dumps(FACTORY)}",
     ]
@@ -214,7 +230,7 @@ def write(claims: Claims, path: Path) -> None:
 
 
 def _lines(items: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return lines of TOML, which has no null and spells these values as JSON does."""
+    """Return a line of TOML for each item that is not ``None``; JSON spells the values alike."""
     return [f"{name} = {json.dumps(value)}" for name, value in items if value is not None]
 
 
@@ -224,7 +240,7 @@ def read(path: Path) -> Claims:
     Raises
     ------
     InvalidArgument
-        It cannot be read, or says something that no claims say.
+        The file cannot be read, or it has a field or a value that :class:`Claims` does not allow.
     """
     document = read_toml(path)
     take_version(document, "version", VERSION, str(path))

@@ -1,4 +1,4 @@
-"""``paged-mla judge``: finds how a function is called and what it serves, then runs the suite."""
+"""``paged-mla judge``: find how a function is called and what it supports, then run the suite."""
 
 from __future__ import annotations
 
@@ -29,37 +29,43 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _USAGE_ERROR = 2
 _ABOUT = """\
-Judges a paged MLA kernel by its signature: finds the role of each parameter by its name, finds by
-small calls what the function serves, writes both to a claims file, and runs the suite.
+Tests a paged MLA kernel without an adapter. The command finds the role of each parameter by its
+name, calls the function with small steps to find what it supports, writes both to a claims file,
+and runs the conformance suite.
 """
 _EXAMPLE = """\
 example: paged-mla judge my_kernels.py:mla_decode --map q=queries --quick
-Options that are not listed here go to paged-mla conformance.
+Options that are not listed here are passed to paged-mla conformance.
 """
 _MOST_NUMBERS = 12
-_MOST_DEATHS = 16  # of the process that probes: more than there are layouts
+_MOST_DEATHS = 16  # the most processes that are started to probe: more than there are layouts
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line."""
+        """Print the error in one line and end the process with status 2."""
         self.exit(_USAGE_ERROR, f"{self.prog}: {one_line(message)}\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Judge a function; return 0 when it passed everything that it serves.
+    """Probe a function or read its claims file, then run the suite on it.
+
+    Parameters
+    ----------
+    arguments : list of str or None
+        The command line; ``None`` uses the arguments of the process.
 
     Returns
     -------
     int
-        That of ``paged-mla conformance``; 2 where the function cannot be called, or the command
-        line is wrong.
+        The exit status of ``paged-mla conformance``: 0 if every test that the claims cover passed.
+        It is 2 if the function cannot be imported or called, or if the command line is wrong.
     """
     options, rest = _parser().parse_known_args(arguments)
     path: Path = options.claims or _default_path(options.target)
     try:
         if path.exists() and not options.probe:
-            print(printable(f"{path} says how the function is called; --probe finds it anew"))
+            print(printable(f"{path} describes the function; --probe writes this file again"))
             claims = read(path)
             _hold_to(claims, options, path)
         else:
@@ -78,15 +84,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _hold_to(claims: Claims, options: argparse.Namespace, path: Path) -> None:
-    """Hold what the command line says against what a claims file says.
+    """Compare the options of the command line with a claims file that exists.
 
     Raises
     ------
     InvalidArgument
-        The file is of another function, or was written with other options.
+        The file describes another function, or was written with other options.
     """
     if claims.target != options.target:
-        allowed = f"{options.target}; --probe replaces the file, --claims names another"
+        allowed = f"{options.target}; use --probe to replace the file, or --claims for another file"
         raise InvalidArgument(f"{path}: target", claims.target, allowed)
     held = {f"--map {role}={n}": claims.roles.get(n) == role for role, n in options.map}
     for name, text in options.set:
@@ -102,7 +108,7 @@ def _hold_to(claims: Claims, options: argparse.Namespace, path: Path) -> None:
         held[f"--{name} {asked}"] = asked in {None, value}
     held[f"--{options.kind}"] = options.kind in {"attend", claims.kind}
     if others := ", ".join(option for option, holds in held.items() if not holds):
-        allowed = f"the claims file {path} was written without them; use --probe to write it anew"
+        allowed = f"the options that {path} was written with; use --probe to write the file again"
         raise InvalidArgument("options", others, allowed)
 
 
@@ -111,7 +117,10 @@ def _served(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _dims(claims: Claims) -> str:
-    """Return the name of dims that the function serves: on a CPU the smallest."""
+    """Return the name of dims that the function supports: on a CPU the smallest.
+
+    The result is the first name of the list if the function supports none of them.
+    """
     names = ("deepseek-v3", "mistral-small-4", "small")
     for name in names if claims.device == "cuda" else names[::-1]:
         if (PRESETS[name].kv_lora_rank, PRESETS[name].qk_rope_head_dim) in claims.served.head_dims:
@@ -129,16 +138,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("target", metavar="TARGET", help="module:function, file.py:function, or solution.json")
-    add("--append", dest="kind", action="store_const", const="append", help="it writes a cache")
-    add("--csr", dest="kind", action="store_const", const="csr", help="it makes page lists")
-    add("--merge", dest="kind", action="store_const", const="merge", help="it merges two answers")
+    add(
+        "--append",
+        dest="kind",
+        action="store_const",
+        const="append",
+        help="the function writes tokens to a cache",
+    )
+    add(
+        "--csr",
+        dest="kind",
+        action="store_const",
+        const="csr",
+        help="the function makes page lists (kv_indptr, kv_indices) from a block table",
+    )
+    add(
+        "--merge",
+        dest="kind",
+        action="store_const",
+        const="merge",
+        help="the function merges two partial results",
+    )
     add(
         "--map",
         type=_pair,
         action="append",
         default=[],
         metavar="ROLE=NAME",
-        help="a parameter's role",
+        help="gives the parameter NAME the role ROLE; an unknown role lists all roles",
     )
     add(
         "--set",
@@ -146,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="the value of a parameter without a role, as Python writes it",
+        help="passes VALUE, a Python literal, to the parameter NAME, which has no role",
     )
     add(
         "--served",
@@ -154,14 +181,32 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="what it serves, where a call without an error does not show it",
+        help="sets the field NAME of [served] in the claims file to VALUE, a Python literal, "
+        "instead of the value that probing finds",
     )
-    add("--like", choices=sorted(LIKE), help="the known signature that it has")
-    add("--scale", type=_scale, help="the softmax scale of a function without a parameter for it")
-    add("--profile", metavar="A,B", help="terms to judge it in (default: by what it returns)")
-    add("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
-    add("--claims", type=Path, metavar="TOML", help="where claims are written, and read")
-    add("--probe", action="store_true", help="find anew what claims say, and write them again")
+    add("--like", choices=sorted(LIKE), help="the known signature that the function has")
+    add(
+        "--scale",
+        type=_scale,
+        help="the fixed softmax scale of a function that has no parameter for the scale",
+    )
+    add(
+        "--profile",
+        metavar="A,B",
+        help="profiles of the suite (default: those that fit the outputs of the function)",
+    )
+    add(
+        "--device",
+        choices=("cuda", "cpu"),
+        help="where the function runs (default: cuda if there is a CUDA device)",
+    )
+    add(
+        "--claims",
+        type=Path,
+        metavar="TOML",
+        help="the claims file, which later runs read (default: a file in out/judge)",
+    )
+    add("--probe", action="store_true", help="probe again and replace a claims file that exists")
     parser.set_defaults(kind="attend")
     return parser
 
@@ -181,7 +226,13 @@ def _default_path(target: str) -> Path:
 
 
 def _described(options: argparse.Namespace) -> Claims:
-    """Return what the command line and the signature say of a function."""
+    """Return the claims that follow from the command line and the signature, before probing.
+
+    Raises
+    ------
+    InvalidArgument
+        An option is wrong, or a parameter that is required has no role.
+    """
     given = {name: _value("--set", name, text) for name, text in options.set}
     target, roles = _loaded(options.target), {}
     like = LIKE.get(options.like)
@@ -189,8 +240,11 @@ def _described(options: argparse.Namespace) -> Claims:
         roles = roles_of(calls_of(target), options.kind, dict(options.map), given)
         told = options.kind != "attend" or "softmax_scale" in roles.values()
         if not told and options.scale is None:
-            allowed = "--map softmax_scale=NAME, or --scale of a function with one of its own"
-            raise InvalidArgument("the softmax scale", "no parameter", allowed)
+            allowed = (
+                "--map softmax_scale=NAME for the parameter that takes the scale, "
+                "or --scale VALUE for a function with a fixed scale"
+            )
+            raise InvalidArgument("the softmax scale", "no parameter with this role", allowed)
     served = like.served if like is not None else Served()
     if is_solution(options.target):
         served = solution_of(options.target).served
@@ -218,7 +272,7 @@ def _scale(text: str) -> float:
 
 
 class _NotImported(Exception):
-    """The user's module raised; the text is its traceback."""
+    """The import of the user's module raised an error; the text is the traceback."""
 
 
 def _loaded(target: str) -> Callable[..., Any]:
@@ -234,17 +288,28 @@ def _value(option: str, name: str, text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
-        raise InvalidArgument(f"{option} {name}", text, "a value as Python writes it") from error
+        raise InvalidArgument(f"{option} {name}", text, "a Python literal, as 4 or 'a'") from error
 
 
 class _NotCallable(Exception):
-    """The function could not be probed; the text says why."""
+    """The function could not be probed; the text has the reason."""
 
 
 def _probed(claims: Claims, path: Path, said: Mapping[str, Any]) -> Claims:
-    """Return the claims as probing, in a process of its own, completes them; write them.
+    """Complete the claims by probing in a process of its own; write and return them.
 
-    What the user says is served replaces what was found.
+    Parameters
+    ----------
+    claims : Claims
+    path : Path
+        The claims file to write.
+    said : mapping of str to Any
+        Values of ``--served``, which replace the values that probing finds.
+
+    Raises
+    ------
+    _NotCallable
+        No call returned a result.
     """
     with tempfile.TemporaryDirectory() as folder:
         draft, progress = Path(folder, "claims.toml"), Path(folder, "probes.jsonl")
@@ -257,11 +322,11 @@ def _probed(claims: Claims, path: Path, said: Mapping[str, Any]) -> Claims:
             if done.returncode in {0, NOT_CALLABLE}:
                 break
         if done.returncode != 0:
-            why = done.stderr.strip() or f"the process ended with status {done.returncode}"
-            raise _NotCallable(f"{claims.target} answered no call. The first errors:\n{why}")
+            why = done.stderr.strip() or f"The process ended with status {done.returncode}."
+            raise _NotCallable(f"no call of {claims.target} returned. The first errors:\n{why}")
         found = read(draft)
         if claims.kind != "merge" and not found.served.dtypes:
-            raise _NotCallable(f"{claims.target} ended its process at the first call")
+            raise _NotCallable(f"the first call of {claims.target} ended the process")
     profile = claims.profile or ",".join(_profiles(found))
     found = replace(found, profile=profile, served=found.served.with_these(said))
     write(found, path)
@@ -274,35 +339,44 @@ def _profiles(claims: Claims) -> Iterable[str]:
 
 
 def _table(claims: Claims, path: Path) -> list[str]:
-    """Return what a reader should hold against the function: how it is called, what it serves."""
+    """Return lines that describe how the function is called and what it supports.
+
+    A user compares them with the function.
+    """
     served, roles = claims.served, claims.roles
-    called = ", ".join(n if n == r else f"{n} is {r}" for n, r in roles.items())
+    called = ", ".join(n if n == r else f"{n} has the role {r}" for n, r in roles.items())
     rows = [("parameters", called or f"those of {LIKE[claims.like].of}")]
     if claims.kind == "attend":
         rows.append(("layouts", f"queries {claims.query}, cache {claims.cache}"))
         rows.append(
-            ("lse", "none" if claims.lse == "none" else f"{claims.lse}, {claims.lse_layout}")
+            (
+                "lse",
+                "not returned" if claims.lse == "none" else f"{claims.lse}, {claims.lse_layout}",
+            )
         )
     if claims.kind == "append":
         rows.append(("layouts", f"cache {claims.cache}"))
     if claims.kind == "merge":
         rows.append(("lse", f"{claims.lse}, {claims.lse_layout}"))
-        return _aligned([*rows, ("claims", str(path))])
+        return _aligned([*rows, ("claims file", str(path))])
     formats = [name for name in served.cache_formats if name.startswith("fp8")]
     rows += [
-        ("dtypes", ", ".join((*served.dtypes, *(f"caches {name}" for name in formats)))),
-        ("dims (R, P)", ", ".join(f"({r}, {p})" for r, p in served.head_dims)),
+        ("data types", ", ".join((*served.dtypes, *(f"{name} caches" for name in formats)))),
+        (
+            "kv_lora_rank, qk_rope_head_dim",
+            ", ".join(f"({r}, {p})" for r, p in served.head_dims),
+        ),
         ("block sizes", _numbers(served.block_sizes)),
-        ("strided caches", "served" if served.strided_cache else "not served"),
+        ("caches with gaps", "supported" if served.strided_cache else "not supported"),
     ]
     if claims.kind == "attend":
         rows += [
-            ("heads", _numbers(served.num_heads)),
+            ("query heads", _numbers(served.num_heads)),
             ("query lengths", _query_lengths(served)),
             ("masks", ", ".join(served.masks)),
-            ("rows without keys", "served" if served.padding else "not served"),
+            ("rows without keys", "supported" if served.padding else "not supported"),
         ]
-    return _aligned([*rows, ("claims", str(path))])
+    return _aligned([*rows, ("claims file", str(path))])
 
 
 def _aligned(rows: list[tuple[str, str]]) -> list[str]:
@@ -314,11 +388,11 @@ def _query_lengths(served: Served) -> str:
     if served.max_query_len == 1:
         return "1"
     longest = "any" if served.max_query_len >= 1 << 20 else f"1 to {served.max_query_len}"
-    return f"{longest}, {'mixed in a call' if served.mixed else 'one in a call'}"
+    return f"{longest}, {'different ones in a call' if served.mixed else 'the same in a call'}"
 
 
 def _numbers(values: Sequence[int]) -> str:
-    """Return what was served of what was asked: all numbers, or their range where they are many."""
+    """Return the values as text; for many values, their number and range."""
     if len(values) > _MOST_NUMBERS:
-        return f"{len(values)} of them from {min(values)} to {max(values)}"
+        return f"{len(values)} values from {min(values)} to {max(values)}"
     return ", ".join(map(str, values)) or "none"

@@ -1,4 +1,4 @@
-"""A function that makes page lists out of block tables, judged by the attention over its lists."""
+"""Functions that make page lists from block tables: an attention over the lists tests them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from paged_mla_adapters.judge.arguments import Arguments
 from paged_mla_adapters.judge.claims import Claims
 
 PARTS = ("kv_indptr", "kv_indices", "kv_last_page_len")
-LAYOUTS = ("[blocks, size, D]", "[slots, D]")  # of the cache that the lists' entries count in
-_UNWRITTEN = -(2**31) + 1  # what lies in passed lists: no index, and no length
+LAYOUTS = ("[blocks, size, D]", "[slots, D]")  # layouts of the cache: lists of blocks, of slots
+_UNWRITTEN = -(2**31) + 1  # the initial value of lists that are passed: no legal index or length
 
 
 class WrongLists(AssertionError):
-    """Lists that no attention can follow."""
+    """The lists point outside themselves or outside the cache, or have too few pages."""
 
 
 class CsrArguments(Arguments):
-    """What a function that makes page lists is given, by role.
+    """The arguments of a function that makes page lists, by role.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class CsrArguments(Arguments):
         Raises
         ------
         TypeError
-            ``kv_indptr`` or ``kv_indices`` is not among them.
+            ``kv_indptr`` or ``kv_indices`` was neither returned nor written.
         """
         found = {name: self._made[name] for name in PARTS if name in self._made}
         if isinstance(result, dict):
@@ -74,24 +74,30 @@ class CsrArguments(Arguments):
             found |= dict(zip(PARTS, result, strict=False))
         if not {"kv_indptr", "kv_indices"} <= set(found):
             kind = type(result).__name__
-            raise TypeError(f"it returned a {kind}; allowed: kv_indptr, kv_indices, and others")
+            raise TypeError(f"the function returned a {kind}; allowed: kv_indptr and kv_indices")
         return found
 
 
 def page_of(call: Call, claims: Claims) -> int:
-    """Return the tokens that an entry of ``kv_indices`` stands for."""
+    """Return the number of tokens in a page, to which an entry of ``kv_indices`` points."""
     return 1 if claims.cache == LAYOUTS[1] else call.problem.block_size
 
 
 def attend(
     call: Call, lists: dict[str, torch.Tensor], claims: Claims
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the answers of a call whose rows have the pages of some lists, in float32.
+    """Compute attention over the pages of the lists, in float32.
+
+    Returns
+    -------
+    out : dtype of the queries [T, H, R]
+    lse : float32 [T, H]
 
     Raises
     ------
     WrongLists
-        A row's pages lie outside the list, or a page outside the cache.
+        A row's range is outside the list, a page is outside the cache, or a row has fewer pages
+        than its keys need or a negative number of keys.
     """
     rank, size = call.problem.dims.kv_lora_rank, page_of(call, claims)
     cache = call.cache if size > 1 else call.cache.flatten(0, 1).unsqueeze(1)
@@ -102,7 +108,7 @@ def attend(
     for b, keys in enumerate(lens):
         pages = _pages(b, indptr, indices, len(cache))
         if len(pages) * size < keys:
-            raise WrongLists(f"row {b} has {len(pages)} pages of {size} tokens, and {keys} keys")
+            raise WrongLists(f"row {b} has {len(pages)} pages of {size} tokens, but {keys} keys")
         begin, end = starts[b : b + 2]
         if keys == 0 or begin == end:
             continue
@@ -117,7 +123,7 @@ def attend(
 
 
 def _lens(call: Call, lists: dict[str, torch.Tensor], size: int) -> list[int]:
-    """Return how many keys each row has, by the lists where they say it."""
+    """Return the number of keys of each row, from ``kv_last_page_len`` if the lists have it."""
     lens, last = call.seq_lens, lists.get("kv_last_page_len")
     if last is not None:
         full = (lists["kv_indptr"].diff() - 1) * size
@@ -132,7 +138,7 @@ def _pages(row: int, indptr: list[int], indices: torch.Tensor, blocks: int) -> t
     """Return the pages of a row, int64."""
     first, last = indptr[row : row + 2]
     if not 0 <= first <= last <= len(indices):
-        raise WrongLists(f"kv_indptr: row {row} has the pages {first} to {last} of {len(indices)}")
+        raise WrongLists(f"kv_indptr: row {row} has pages {first} to {last} of {len(indices)}")
     pages = indices[first:last].long()
     if len(pages) and not 0 <= int(pages.min()) <= int(pages.max()) < blocks:
         raise WrongLists(f"kv_indices: row {row} has the page {int(pages.max())} of {blocks}")

@@ -1,8 +1,8 @@
-"""FlashAttention 3, which takes the latent part of absorbed queries as queries of their values.
+"""FlashAttention 3, which takes the latent part of absorbed queries as queries of the values.
 
-Two functions have it. ``vllm.vllm_flash_attn:flash_attn_varlen_func`` of 0.25 calls that part
+Two functions have this parameter. ``vllm.vllm_flash_attn:flash_attn_varlen_func`` of 0.25 calls it
 ``q_v``, and ``flash_attn_interface:flash_attn_with_kvcache`` of the package ``flash-attn-3`` calls
-it ``qv``. Both return an lse [H, T], natural. Sources: ``vllm_flash_attn/flash_attn_interface.py``
+it ``qv``. Both return a natural lse [H, T]. Sources: ``vllm_flash_attn/flash_attn_interface.py``
 and ``v1/attention/backends/mla/flashattn_mla.py`` of vLLM 0.25.0, and
 ``hopper/flash_attn_interface.py`` of Dao-AILab/flash-attention.
 """
@@ -30,7 +30,7 @@ def bind(function: Callable[..., Any]) -> Kernel:
     Raises
     ------
     InvalidArgument
-        It takes neither ``q_v`` nor ``qv``.
+        The function has neither a parameter ``q_v`` nor ``qv``.
     """
     names = inspect.signature(function).parameters
     for name, attend in (("q_v", _varlen), ("qv", _with_kvcache)):
@@ -78,6 +78,6 @@ def _with_kvcache(function: Callable[..., Any], call: Call) -> tuple[torch.Tenso
 
 
 def _parts(call: Call) -> tuple[AttendArguments, torch.Tensor, torch.Tensor]:
-    """Return the call's arguments, and rotated keys and latents as views [blocks, size, 1, ...]."""
+    """Return the arguments, the rotated keys and the latents; these are [blocks, size, 1, ...]."""
     rank, cache = call.problem.dims.kv_lora_rank, call.cache.unsqueeze(2)
     return AttendArguments(call, _CLAIMS), cache[..., rank:], cache[..., :rank]

@@ -1,4 +1,4 @@
-"""A judged function as what the suite calls: rows in, answers of every token out."""
+"""A kernel of the suite that calls a judged function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paged_mla_adapters.judge.target import calls_of, load
 
 
 class JudgedKernel:
-    """Calls a function as its claims say.
+    """A kernel that calls a function as its claims describe it.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class JudgedKernel:
     Attributes
     ----------
     layouts : list of str
-        Of out and lse in the last call, by their shapes; "" for an lse that is not there.
+        The layouts of output and lse in the last call; "" if the function returns no lse.
     """
 
     def __init__(self, claims: Claims) -> None:
@@ -40,7 +40,7 @@ class JudgedKernel:
         self.layouts = ["[T, H]", "[T, H]"]
 
     def __call__(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return out [T, H, R] and lse [T, H], of a function without an lse zeros."""
+        """Return out [T, H, R] and lse [T, H]; the lse is 0 if the function returns none."""
         if self._known is not None:
             self.layouts = ["[T, H]", "[T, H]" if LIKE[self.claims.like].has_lse else ""]
             return self._known(call)
@@ -65,11 +65,11 @@ class JudgedKernel:
         return by_token(out, first), by_token(lse, second)
 
     def append(self, call: AppendCall) -> None:
-        """Let the function write tokens to a cache."""
+        """Call the function, which writes tokens to the cache of the call."""
         invoke(self._functions, AppendArguments(call, self.claims), self.claims)
 
     def merge(self, call: MergeCall) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the merge of two partial answers, out [T, H, R] and lse [T, H].
+        """Return the merge of two partial results, out [T, H, R] and lse [T, H].
 
         Raises
         ------
@@ -79,12 +79,12 @@ class JudgedKernel:
         arguments = MergeArguments(call, self.claims)
         out, lse = answers_of(invoke(self._functions, arguments, self.claims), arguments)
         if lse is None:
-            raise TypeError("it returned no lse; allowed: out and lse")
+            raise TypeError("the function returned no lse; allowed: out and lse")
         return out, by_token(lse, self.claims.lse_layout)
 
 
 def another_step(call: Call) -> Call:
-    """Return a call of the same shapes: the rows from the last to the first, another scale."""
+    """Return a call with the same shapes, the rows in reverse order and another softmax scale."""
     lens = call.cu_seqlens_q.diff().flip(0)
     return replace(
         call,

@@ -1,8 +1,8 @@
 """LightLLM's decode, ``gqa_token_decode_attention_flash_decoding``.
 
-It is given its step as an object, ``infer_state``, a cache of one axis of slots, and the slots of
+It takes the step as an object, ``infer_state``, a cache with one axis of slots, and the slots of
 each request. It returns no lse. Source: ``models/deepseek2/triton_kernel/gqa_flash_decoding.py``
-and ``layer_infer/transformer_layer_infer.py`` beside it, at fc72ffab.
+and ``models/deepseek2/layer_infer/transformer_layer_infer.py`` at fc72ffab.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CLAIMS = Claims("", cache="[slots, 1, D]", roles={"b_req_idx": "request_ids"})
 
 
 def attend(function: Callable[..., Any], call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Call it on the two parts of the queries and of the cache."""
+    """Call the function with the two parts of queries and cache; the returned lse is 0."""
     given, dims = AttendArguments(call, _CLAIMS), call.problem.dims
     keys: torch.Tensor = given.of("kv_cache")
     state = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Signatures that are known as a whole, with their conventions."""
+"""Known signatures of other projects' kernels, with their conventions."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from paged_mla_adapters.kernel import Kernel
 
 @dataclass(frozen=True)
 class Like:
-    """A signature.
+    """A known signature.
 
     Parameters
     ----------
     bind : callable or None
-        Returns the kernel of a function, or of a class, that has the signature; ``None`` where the
-        names of its parameters say how it is called.
+        Takes a function or a class with this signature and returns its :data:`Kernel`. With
+        ``None`` the names of the parameters determine the call.
     of : str
-        The function that has it, ``module:function``.
+        The function with this signature, ``module:function``.
     profile : str
-        The terms in which it is judged.
+        The profiles of the suite for this signature, separated by commas.
     roles : frozenset of str
-        Roles that its parameters play, of those that decide which calls are probed.
+        The roles of its parameters that decide which calls are probed.
     dtypes : tuple of str
-        In which it may be asked: some functions take others without an error.
+        The data types to probe. Some functions accept further types without an error.
     served : Served
-        What it serves, as far as that is known and not probed.
+        Known values, which are not probed.
     """
 
     bind: Callable[[Callable[..., Any]], Kernel] | None
@@ -44,7 +44,7 @@ class Like:
 
     @property
     def has_lse(self) -> bool:
-        """Whether the function answers an lse."""
+        """Whether the function returns an lse."""
         return "no-lse" not in self.profile.split(",")
 
 
@@ -65,7 +65,7 @@ def _flashinfer(backend: str) -> Callable[[Callable[..., Any]], Kernel]:
 
 
 def _by(attend: Callable[..., Any]) -> Callable[[Callable[..., Any]], Kernel]:
-    """Return what gives `attend`, which takes a function and a call, its function."""
+    """Return a function that binds the first argument of `attend`, the judged function."""
     return lambda function: partial(attend, function)
 
 
@@ -118,4 +118,4 @@ LIKE = {
     ),
     "aiter": Like(_by(aiter_decode.attend), "aiter.mla:mla_decode_fwd", "kernel", _ROWS | _SCALED),
 }
-"""Signatures by the name that ``--like`` takes."""
+"""The known signatures, by their names in the option ``--like``."""

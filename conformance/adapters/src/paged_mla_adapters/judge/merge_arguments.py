@@ -1,4 +1,4 @@
-"""What a function that merges two partial answers is given, by role."""
+"""The arguments of a function that merges two partial results, by role."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paged_mla_adapters.judge.claims import Claims
 
 
 class MergeArguments(Arguments):
-    """Values of the roles in a call of a function that merges two partial answers.
+    """The values of the roles in a call of a function that merges two partial results.
 
     Parameters
     ----------

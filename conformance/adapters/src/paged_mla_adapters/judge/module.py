@@ -1,4 +1,4 @@
-"""Imports a Python file by its path."""
+"""The import of a Python file by its path."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import ModuleType
 
 
 def module_of(name: str, path: Path) -> ModuleType:
-    """Return the module of a file, imported once; what it raises passes through."""
+    """Return the module of a file, which is imported once; errors of its import are passed on."""
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Triton and dataclasses look a module up by its name
-    sys.path.insert(0, str(path.parent.resolve()))  # what lies beside the file may be imported
+    sys.modules[name] = module  # Triton and dataclasses look up a module by its name
+    sys.path.insert(0, str(path.parent.resolve()))  # the file may import others of its folder
     try:
         spec.loader.exec_module(module)
     except BaseException:

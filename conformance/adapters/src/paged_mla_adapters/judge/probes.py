@@ -1,4 +1,4 @@
-"""One small call of a judged function, held against the exact answer."""
+"""A probe: one small call of a judged function, compared with the exact result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output
 
 FORGIVING = "vllm,stale"
-"""The profile of a probe: memory that no query sees holds finite numbers, so answers are finite."""
+"""The profile of a probe. Memory that no query sees has finite numbers, so outputs are finite."""
 LOST_DEVICE = (
     "illegal memory access",
     "misaligned address",
@@ -35,26 +35,27 @@ LOST_DEVICE = (
     "device-side assert",
     "unspecified launch failure",
 )
-"""What CUDA says of a call after which its process gets no answer any more."""
+"""Texts of CUDA errors after which a process can no longer use the device."""
 LN2 = float(np.log(2.0))
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What became of a call.
+    """The outcome of a call.
 
     Parameters
     ----------
     why_not : str
-        The error that the function raised; "" for an answer, right or wrong.
+        The error that the function raised; "" if it returned a result, right or wrong.
     error : float
-        The distance of outputs from the exact ones, as a share of these, for the token that is the
-        nearest: a wrong layout is wrong everywhere, and a bug may be wrong almost everywhere.
-        Infinite if each token has a NaN. Of a writer: wrong bytes as a share of those it writes.
+        The relative distance between the output and the exact output, for the token where it is
+        smallest. A wrong layout makes all tokens wrong, while a bug may leave a few tokens right.
+        It is infinite if every token has a NaN. For a writer it is the number of wrong bytes
+        divided by the number of bytes that change.
     lse_errors : dict of str to float
-        The distance of the lse, likewise, were it in each base; empty where there is none.
+        The relative distance of the lse for each base; empty if there is no lse.
     layouts : tuple of str
-        Of out and lse.
+        The layouts of output and lse.
     """
 
     why_not: str = ""
@@ -64,22 +65,23 @@ class Probe:
 
 
 class LostDevice(Exception):
-    """No further call of this process gets an answer from the device."""
+    """After a call the process can no longer use the device."""
 
 
 def probe(claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bool = True) -> Probe:
-    """Call a function once, whatever it is said to serve.
+    """Call a function once on a case of one step.
 
     Parameters
     ----------
     claims : Claims
+        The function, which may not declare that it supports the case.
     case : Case
-        Of one step.
+        A case with one step.
     dims : MlaDims
     dtype : str
     measured : bool
-        Whether the answer of an attention function is compared with the exact one, whose
-        computation takes most of the time.
+        Whether to compare the output of an attention function with the exact output. The exact
+        output takes most of the time.
 
     Returns
     -------
@@ -88,7 +90,8 @@ def probe(claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bo
     Raises
     ------
     LostDevice
-        The call ended the process's use of the device. It is served, and the suite finds that.
+        After the call the process can no longer use the device. The call counts as supported, so
+        that a test of the suite fails.
     """
     if claims.softmax_scale is not None:
         case = replace(case, softmax_scale=claims.softmax_scale)
@@ -99,7 +102,7 @@ def probe(claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bo
         return ask(backend_of(claims), step)
     except (WrongLists, Overwritten):
         return Probe(layouts=("[T, H]", "[T, H]"), lse_errors={"natural": float("inf")})
-    except (Exception, SystemExit) as error:  # whatever it raises, it does not serve this
+    except (Exception, SystemExit) as error:  # any error means that the call is not supported
         said = " ".join(f"{type(error).__name__}: {error}".split())
         if any(words in said for words in LOST_DEVICE):
             raise LostDevice(said) from error
@@ -164,7 +167,7 @@ def _merged(backend: JudgedBackend, step: Step) -> Probe:
 
 
 def _distance(found: NDArray[Any], right: NDArray[Any]) -> float:
-    """Return the distance of two arrays as a share of the second, in the line that is nearest."""
+    """Return the smallest relative distance over the first axis; inf if no distance is finite."""
     lines, exact = (array.reshape(len(array), -1).astype(np.float64) for array in (found, right))
     difference = np.linalg.norm(lines - exact, axis=1)
     distances = difference / np.maximum(np.linalg.norm(exact, axis=1), 1e-30)

@@ -1,7 +1,7 @@
-"""Finds by small calls how a function is called, and what it serves.
+"""Find with small calls how a function is called and what it supports.
 
-A Python error means that the function does not serve the call. A wrong answer does not: the suite
-judges that.
+A Python error means that the function does not support the call. A wrong output does not: the tests
+of the suite find it later.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ HEADS = tuple(sorted({case.num_heads for case in _CASES if case.num_heads} | {4,
 BLOCK_SIZES = tuple(sorted({case.block_size for case in _CASES}))
 QUERY_LENS = (2, 3, 4, 5, 8, 16, 64, 128, 256, 1024)
 DIMS = (DEEPSEEK_V3, MISTRAL_SMALL_4, SMALL)
-_DIGITS = 2  # of a distance: what differs by rounding is as near
-DECODE = (Row(5, 1), Row(40, 1), Row(128, 1), Row(19, 1))  # one of them ends with its block
+_DIGITS = 2  # decimals of a distance: layouts that differ by rounding errors alone are equal
+DECODE = (Row(5, 1), Row(40, 1), Row(128, 1), Row(19, 1))  # one row ends with its block
 ANYTHING = Served(
     dtypes=DTYPES,
     cache_formats=(*PLAIN_FORMAT_OF_DTYPE.values(), "fp8_e4m3"),
@@ -53,37 +53,38 @@ ANYTHING = Served(
 
 
 class Ask(Protocol):
-    """Makes a probe."""
+    """A function that makes a probe."""
 
     def __call__(
         self, key: str, claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bool
     ) -> Probe:
-        """Call the function; ``key`` names the call. See :func:`probes.probe`."""
+        """Call the judged function; `key` identifies the call. See :func:`probes.probe`."""
 
 
 NOT_CALLABLE, LOST = 1, 3
-"""Exit statuses: no call returned; a call lost the device, and another process is to go on."""
+"""Exit statuses: no call returned a result; a call lost the device, so a new process continues."""
 
 
 class NotCallable(Exception):
-    """No call of the function returned an answer; the text has the first errors."""
+    """No call of the function returned a result; the text has the first errors."""
 
 
 def find(claims: Claims, ask: Ask) -> Claims:
-    """Return the claims with layouts and everything that is served.
+    """Return the claims, completed by layouts and by all values that the function supports.
 
     Parameters
     ----------
     claims : Claims
-        Target, kind, device and roles are said.
+        Claims with target, kind, device and roles.
     ask : Ask
+        Makes each probe.
 
     Raises
     ------
     NotCallable
         Every call raised.
     """
-    is_known = claims.served.is_whole  # a solution's definition says everything
+    is_known = claims.served.is_whole  # a solution's definition fixes all values
     free = claims if is_known else replace(claims, served=_asked(claims))
     causes: dict[str, str] = {}
     for case, dims, dtype in beginnings(free):
@@ -109,7 +110,7 @@ def find(claims: Claims, ask: Ask) -> Claims:
 
 
 def beginnings(claims: Claims) -> Iterator[tuple[Case, MlaDims, str]]:
-    """Return calls of which a kernel may serve one, the likeliest first."""
+    """Yield case, dims and dtype of first calls, the most likely to be supported first."""
     on_gpu, served = claims.device == "cuda", claims.served
     dims: tuple[MlaDims, ...] = DIMS if on_gpu else DIMS[::-1]
     dtypes = DTYPES if on_gpu else DTYPES[::-1]
@@ -123,22 +124,22 @@ def beginnings(claims: Claims) -> Iterator[tuple[Case, MlaDims, str]]:
 
 
 def _those(likely: tuple[int, ...], served: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the likely ones of what may be served, or else all of it."""
+    """Return the likely numbers that are among `served`, or `served` if there are none."""
     return tuple(number for number in likely if number in served) or served
 
 
 def block_sizes(claims: Claims, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return those of some block sizes that a call can have.
+    """Return the block sizes of `sizes` that a call can have.
 
-    Where a call says no lengths, each entry of ``kv_indices`` is the slot of one key. A function
-    that is not told the block size can read slots from blocks of one token alone.
+    If a call passes no lengths, each entry of ``kv_indices`` is the slot of one key. A function
+    without a parameter for the block size can then only read blocks of one token.
     """
     knows = claims.knows_lengths or "block_size" in claims.roles.values()
     return sizes if knows else (1,)
 
 
 def _candidates(claims: Claims) -> Iterator[Claims]:
-    """Return the ways in which queries and caches may be laid out."""
+    """Yield the claims with each possible layout of queries, caches and outputs."""
     if claims.like:
         yield claims
         return
@@ -155,7 +156,7 @@ def _candidates(claims: Claims) -> Iterator[Claims]:
 
 
 def _answered(claims: Claims, probed: Probe) -> Claims:
-    """Return the claims with what an answer shows: its layouts, and the base of the lse."""
+    """Return the claims with the layouts of the outputs and the base of the lse."""
     if claims.kind == "append":
         return claims
     if not probed.lse_errors:
@@ -166,7 +167,7 @@ def _answered(claims: Claims, probed: Probe) -> Claims:
 
 
 def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> Claims:
-    """Return the claims with everything that is served around a call that is."""
+    """Return the claims with all supported values, found by changing one value of a call."""
 
     def works(what: str, changed: Case, at: MlaDims = dims, kind: str = dtype) -> bool:
         return not ask(what, claims, changed, at, kind, measured=False).why_not
@@ -210,7 +211,7 @@ def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> 
         mixed=mixed,
         padding=works("a row without keys", replace(case, rows=(*DECODE, Row(0, 1)))),
         strided_cache=works(
-            "a cache whose tokens lie apart", replace(case, token_padding=64, block_padding=128)
+            "a cache with gaps between tokens", replace(case, token_padding=64, block_padding=128)
         ),
         products=asked.products,
     )
@@ -218,10 +219,10 @@ def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> 
 
 
 def _asked(claims: Claims) -> Served:
-    """Return everything that the function may serve, as far as claims and signature leave it open.
+    """Return the values to probe.
 
-    What is said of it is not asked further: a kernel without checks may take other values, and read
-    or write where it may not.
+    Values that the claims or the known signature fix are not extended: a kernel without checks may
+    accept other values and then read or write outside its memory.
     """
     said = {name: getattr(claims.served, name) for name in NARROWING}
     known = {name: value for name, value in said.items() if value}
@@ -231,7 +232,7 @@ def _asked(claims: Claims) -> Served:
 
 
 def _knows_query_lens(claims: Claims, roles: set[str]) -> bool:
-    """Return whether a call says which tokens are of which row, where there are several of one."""
+    """Return whether a call passes the row of each token, so that a row can have several tokens."""
     if claims.kind in {"append", "csr"}:
         return True
     said = {"cu_seqlens_q", "query_lens", "max_query_len"} & roles
@@ -244,7 +245,7 @@ def _case(**fields: Any) -> Case:
 
 
 def _of_queries(case: Case, first: int, other: int) -> Case:
-    """Return the case with queries of two lengths."""
+    """Return the case with rows of `first` and of `other` query tokens."""
     return replace(case, rows=(Row(first + 4, first), Row(other + 39, other), Row(first, first)))
 
 
@@ -253,12 +254,13 @@ def _dims_name(dims: MlaDims) -> str:
 
 
 class Recorded:
-    """Makes probes and records each, so that another process can go on after one that died.
+    """Make probes and record them, so that a new process continues after one that ended.
 
     Parameters
     ----------
     path : Path
-        Lines of JSON: the key of a probe before it, and the probe with its key after it.
+        A file with lines of JSON. One line has the key of a probe before its call, and another line
+        has the key and the probe after the call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -266,14 +268,14 @@ class Recorded:
         self._known: dict[str, Probe] = {}
         lines = path.read_text().splitlines() if path.exists() else []
         for line in map(json.loads, lines):
-            # What was begun and not ended took its process with it: that is no Python error.
+            # A probe without a result ended its process, which is not a Python error.
             found = line["probe"] or {"layouts": ["[T, H]", "[T, H]"], "lse_errors": {"natural": 1}}
             self._known[line["key"]] = Probe(**found)
 
     def __call__(
         self, key: str, claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bool
     ) -> Probe:
-        """Return what became of a call, now or in the process before."""
+        """Return the recorded probe of a key, or call the function and record the probe."""
         if key not in self._known:
             self._note(key, None)
             self._known[key] = probe(claims, case, dims, dtype, measured=measured)
@@ -286,7 +288,13 @@ class Recorded:
 
 
 def main() -> int:
-    """Probe for the parent: ``python -m ...probing CLAIMS.toml PROGRESS.jsonl``."""
+    """Complete a claims file by probing: ``python -m ...probing CLAIMS.toml PROGRESS.jsonl``.
+
+    Returns
+    -------
+    int
+        0, ``NOT_CALLABLE`` or ``LOST``.
+    """
     path, progress = map(Path, sys.argv[1:])
     try:
         write(find(read(path), Recorded(progress)), path)

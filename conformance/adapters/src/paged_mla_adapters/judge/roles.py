@@ -1,4 +1,4 @@
-"""Which parameter of a function plays which role: one table of names that kernels use."""
+"""Roles of a function's parameters, which follow from one table of names that kernels use."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "out_b": ("out_b", "suffix_output", "v_b", "o_b", "out2"),
     "lse_b": ("lse_b", "suffix_lse", "s_b", "lse2"),
 }
-"""Names that parameters have, by role; a name has one role. Letters' case does not count."""
+"""The names of parameters by their role. Each name has one role, and its case is ignored."""
 
 _ROLE_OF = {name: role for role, names in ALIASES.items() for name in names}
-_CHOICES = {  # of each line one group has to be there
+_CHOICES = {  # a function has all the roles of at least one group in each line of its kind
     "attend": (
         ("queries", (("q",), ("q_nope", "q_pe"))),
         ("a cache", (("kv_cache",), ("ckv_cache", "kpe_cache"))),
@@ -127,7 +127,7 @@ _CHOICES = {  # of each line one group has to be there
         ("a block table", (("block_table",),)),
         ("lengths", (("seq_lens",),)),
     ),
-    "merge": (("two partial answers", (("out_a", "lse_a", "out_b", "lse_b"),)),),
+    "merge": (("two partial results", (("out_a", "lse_a", "out_b", "lse_b"),)),),
 }
 KINDS = tuple(_CHOICES)
 
@@ -138,29 +138,30 @@ def roles_of(
     mapped: Mapping[str, str],
     given: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Return the role of each parameter of some functions that are called one after the other.
+    """Return the role of each parameter of functions that are called one after the other.
 
     Parameters
     ----------
     functions : list of callable
         A function, or the constructor, ``plan`` and ``run`` of a class.
     kind : {"attend", "append", "merge", "csr"}
-        What the function does.
+        The operation of the function.
     mapped : dict of str to str
-        Parameter by role, where the user says it.
+        The parameter's name by role, from the options ``--map``.
     given : dict of str to Any
-        Values of parameters that play no role.
+        Values of parameters without a role, from the options ``--set``.
 
     Returns
     -------
     dict of str to str
-        Role by the parameter's name.
+        The role by the parameter's name. A parameter without a role is absent.
 
     Raises
     ------
     InvalidArgument
-        A parameter without a default has no role, two have the same one, one that the user names
-        is not there, or a role that this kind of function needs is played by no parameter.
+        A parameter without a default has no role and no value, two parameters of one function have
+        the same role, an option names a role or a parameter that does not exist, or no parameter
+        has a role that this kind of function needs.
     """
     parameters = [p for function in functions for p in parameters_of(function)]
     names = list(dict.fromkeys(parameter.name for parameter in parameters))
@@ -174,7 +175,8 @@ def roles_of(
             found[name] = role
         elif parameter.default is parameter.empty and name not in given:
             allowed = (
-                f"--map ROLE={name} with a role of {', '.join(ALIASES)}; or --set {name}=VALUE"
+                f"--set {name}=VALUE gives the parameter a fixed value; "
+                f"--map ROLE={name} gives it its role, one of {', '.join(ALIASES)}"
             )
             raise InvalidArgument(f"parameter {name}", "a name without a known role", allowed)
     if {"req_to_token", "block_size"} <= set(found.values()) and not _has_ids(found):
@@ -186,35 +188,38 @@ def roles_of(
 
 
 def _has_ids(roles: Mapping[str, str]) -> bool:
-    """Return whether lines of a table are chosen by the requests' numbers, and are no row's own."""
+    """Return whether a parameter has the numbers of requests, which index the lines of a table.
+
+    Without such a parameter, line b of the table belongs to row b of the step.
+    """
     return "request_ids" in roles.values()
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters that a caller can name; a method's ``self`` is none.
+    """Return the parameters that a caller can pass by name, without ``self``, ``*`` and ``**``.
 
     Raises
     ------
     InvalidArgument
-        Python does not know the function's parameters, or one cannot be named.
+        Python cannot read the function's signature, or a parameter is positional-only.
     """
     try:
         found = list(inspect.signature(function).parameters.values())
     except ValueError as error:
-        allowed = "a Python function around it, with parameters that have names"
+        allowed = "a Python function that calls it and whose parameters have names"
         raise InvalidArgument(
             "target", f"a function without a signature ({error})", allowed
         ) from None
     for parameter in found:
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            allowed = "a Python function around it, with parameters that have names"
-            raise InvalidArgument(f"parameter {parameter.name}", "one without a name", allowed)
+            allowed = "a Python function that calls the target by position and takes names"
+            raise InvalidArgument(f"parameter {parameter.name}", "a positional-only one", allowed)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p for p in found if p.kind not in kinds and p.name != "self"]
 
 
 def _check_options(names: Collection[str], mapped: Mapping[str, str], given: Iterable[str]) -> None:
-    allowed = f"parameters: {', '.join(names)}"
+    allowed = f"the parameters {', '.join(names)}"
     for role, name in mapped.items():
         if role not in ALIASES:
             raise InvalidArgument("--map", role, ", ".join(ALIASES))
@@ -230,7 +235,7 @@ def _check_distinct(roles: Mapping[str, str]) -> None:
     for name, role in roles.items():
         other = names.setdefault(role, name)
         if other != name:
-            allowed = f"one parameter for the role {role}: --map {role}={name}, or {other}"
+            allowed = f"one parameter with this role; use --map {role}={name} or {role}={other}"
             raise InvalidArgument(f"parameters {other} and {name}", "the same role", allowed)
 
 
@@ -238,4 +243,8 @@ def _check_complete(roles: set[str], kind: str) -> None:
     for what, groups in _CHOICES[kind]:
         if not any(roles >= set(group) for group in groups):
             allowed = " or ".join(" and ".join(group) for group in groups)
-            raise InvalidArgument(f"{what} of the function", "no parameter", f"--map for {allowed}")
+            raise InvalidArgument(
+                f"{what} of the function",
+                "no parameter with this role",
+                f"--map ROLE=NAME gives a parameter its role; the needed roles are {allowed}",
+            )

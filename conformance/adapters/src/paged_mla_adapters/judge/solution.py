@@ -1,8 +1,9 @@
-"""Solutions of FlashInfer-Bench: a JSON file with the sources of a kernel and their entry point.
+"""Solutions of FlashInfer-Bench: JSON files with the sources of a kernel and its entry point.
 
-Sources in Python are imported. Others are built by FlashInfer-Bench, where it is installed.
+This module imports sources in Python. FlashInfer-Bench builds sources in other languages, if it is
+installed.
 
-What a solution is given follows from its definition's name, for example
+The arguments of a solution follow from the name of its definition, for example
 ``mla_paged_decode_h16_ckv512_kpe64_ps64``. Source: ``flashinfer_bench/data/solution.py`` of
 flashinfer-ai/flashinfer-bench at 40e6ca78.
 """
@@ -28,23 +29,24 @@ from paged_mla_adapters.judge.module import module_of
 from paged_mla_shared.documents import read_text
 from paged_mla_shared.errors import InvalidArgument
 
-_LARGEST = 64 << 20  # bytes of a file
+_LARGEST = 64 << 20  # the most bytes of a file
 _IMPORTED = ("python", "triton")
 _BUILT = ("cuda", "cpp", "tilelang")
 
 
 class Solution:
-    """A solution.
+    """A solution of a paged MLA definition.
 
     Parameters
     ----------
     path : Path
+        The JSON file.
 
     Raises
     ------
     InvalidArgument
-        The file cannot be read, is no solution of a paged MLA definition, has a language that there
-        is not, or one that needs FlashInfer-Bench, which is not installed.
+        The file cannot be read, is not a solution of a paged MLA definition, or has an unknown
+        language; or the language needs FlashInfer-Bench, and FlashInfer-Bench is not installed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,14 +67,14 @@ class Solution:
             allowed = ", ".join((*_IMPORTED, *_BUILT))
             raise InvalidArgument(f"{path}: language", self._language, allowed)
         if self._entry not in self._sources:
-            raise InvalidArgument(f"{path}: entry_point", self._entry, "one of its sources")
+            raise InvalidArgument(f"{path}: entry_point", self._entry, "the path of a source")
         if self._language in _BUILT:
             check_installed(f"{path}: language", self._language)
         self._digest = hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def served(self) -> Served:
-        """What the definition promises, which the solution is held to."""
+        """The values that the definition requires a solution to support."""
         of = self._definition
         return Served(
             dtypes=("bfloat16",),
@@ -86,10 +88,10 @@ class Solution:
         )
 
     def parameters(self, entry: Callable[..., Any]) -> list[str]:
-        """Return the names of what the entry point is given, in order.
+        """Return the names of the arguments of the entry point, in order.
 
-        Where a solution does not say whether its outputs are passed, as older ones do not, they are
-        if the entry point takes so many arguments.
+        Older solutions do not declare whether outputs are passed as arguments. Outputs are then
+        passed if the entry point accepts enough arguments.
         """
         names, outputs = self._definition.inputs, self._definition.outputs
         passes = self._passes_outputs
@@ -98,12 +100,13 @@ class Solution:
         return [*names, *outputs] if passes else [*names]
 
     def function(self) -> Callable[..., Any]:
-        """Return the entry point, with parameters that have names.
+        """Return a function that calls the entry point and takes its arguments by name.
 
         Raises
         ------
         InvalidArgument
-            A source lies outside the solution's folder, or the entry point is not there.
+            The path of a source is outside the solution's folder, or the source has no function
+            with the name of the entry point.
         RuntimeError
             FlashInfer-Bench cannot build the sources.
         """
@@ -114,12 +117,12 @@ class Solution:
         entry = module_of(name, self._folder / self._entry)
         found = getattr(entry, self._function, None)
         if not callable(found):
-            raise InvalidArgument("entry_point", self._function, "a function of its source")
+            raise InvalidArgument("entry_point", self._function, "a function in its source file")
         return _named(found, self.parameters(found))
 
     @cached_property
     def _folder(self) -> Path:
-        """A folder with the sources, which no other user may write; it ends with the process."""
+        """A folder with the sources, which only this user can write; it is deleted at exit."""
         for path in self._sources:
             parts = PurePosixPath(path)
             if parts.is_absolute() or ".." in parts.parts:
@@ -130,12 +133,12 @@ class Solution:
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content)
-        sys.path.insert(0, str(folder))  # sources import each other by their paths in it
+        sys.path.insert(0, str(folder))  # sources import each other by their paths in this folder
         return folder
 
 
 def _takes(function: Callable[..., Any], number: int) -> bool:
-    """Return whether a function takes so many arguments in order."""
+    """Return whether a function can be called with this number of positional arguments."""
     try:
         inspect.signature(function).bind(*range(number))
     except TypeError:
@@ -144,7 +147,7 @@ def _takes(function: Callable[..., Any], number: int) -> bool:
 
 
 def _named(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """Return a function that passes what it is given by name in order, as solutions are called."""
+    """Return a function that takes arguments by name and passes them in the order of `names`."""
 
     def call(**given: Any) -> Any:
         return function(*(given[name] for name in names))

@@ -1,4 +1,4 @@
-"""The user's function: where it lies, and what is called of it."""
+"""The user's function: how it is found, and which of its methods are called."""
 
 from __future__ import annotations
 
@@ -14,46 +14,47 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 def is_solution(target: str) -> bool:
-    """Return whether a target is a solution of FlashInfer-Bench."""
+    """Return whether a target is a JSON file, which contains a solution of FlashInfer-Bench."""
     return target.endswith(".json")
 
 
 @cache
 def solution_of(target: str) -> Solution:
-    """Return the solution of a file, which is read once.
+    """Return the solution of a file; each file is read once.
 
     Raises
     ------
     InvalidArgument
-        It is no solution that can be judged.
+        The file does not contain a solution that ``judge`` supports.
     """
     return Solution(Path(target))
 
 
 def load(target: str) -> Callable[..., Any]:
-    """Return what ``module:name`` or ``path/file.py:name`` names, or a file ``solution.json`` has.
+    """Return the function or class that a target names.
 
     Parameters
     ----------
     target : str
-        A name may have dots: ``module:Class.method``.
+        ``module:name``, ``path/file.py:name``, or the path of a solution, ``file.json``. The name
+        may have dots: ``module:Class.method``.
 
     Raises
     ------
     InvalidArgument
-        The text has no such form, there is no such file or name, or it cannot be called. What the
-        module itself raises passes through.
+        The text has none of these forms, the file or the name does not exist, or the name is not
+        that of a callable. An error that the module itself raises is passed on.
     """
     if is_solution(target):
         return solution_of(target).function()
     where, _, name = target.rpartition(":")
     if not where or not name:
-        allowed = "MODULE:FUNCTION, FILE.py:FUNCTION or a solution, FILE.json"
+        allowed = "MODULE:FUNCTION, FILE.py:FUNCTION, or FILE.json with a solution"
         raise InvalidArgument("target", repr(target), allowed)
     found: Any = _module(where)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise InvalidArgument("target", f"{where} without {name}", "a name that it has")
+            raise InvalidArgument("target", f"{where} without {name}", "a name that exists there")
         found = getattr(found, part)
     if not callable(found):
         raise InvalidArgument("target", f"a {type(found).__name__}", "a function or a class")
@@ -66,21 +67,23 @@ def _module(where: str) -> Any:
         return importlib.import_module(where)
     path = Path(where)
     if not path.is_file():
-        raise InvalidArgument("target", where, "a file that is there")
+        raise InvalidArgument("target", where, "a file that exists")
     return module_of(f"paged_mla_judged_{path.stem}", path)
 
 
 def calls_of(target: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return what is called, in order: a function, or the constructor, ``plan`` and ``run``.
+    """Return the functions to call, in order: a function, or a class, its ``plan`` and its ``run``.
 
     Raises
     ------
     InvalidArgument
-        A class has no ``plan`` or no ``run``.
+        A class has no method ``plan`` or no method ``run``.
     """
     if not isinstance(target, type):
         return [target]
     methods = [getattr(target, name, None) for name in ("plan", "run")]
     if not all(map(callable, methods)):
-        raise InvalidArgument("target", f"the class {target.__name__}", "one with plan and run")
+        raise InvalidArgument(
+            "target", f"the class {target.__name__}", "a class with the methods plan and run"
+        )
     return [target, *filter(None, methods)]

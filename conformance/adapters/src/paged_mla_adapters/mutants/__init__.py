@@ -1,4 +1,4 @@
-"""Careless kernels, which nothing but the surroundings of their calls finds.
+"""Careless kernels: mutants whose faults only the surroundings of their calls find.
 
-``python -m paged_mla_adapters.mutants`` puts each to a step; see :mod:`.careless` for the list.
+``python -m paged_mla_adapters.mutants`` runs a step on each; :mod:`.careless` has the list.
 """

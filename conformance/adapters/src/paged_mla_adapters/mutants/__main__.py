@@ -1,4 +1,4 @@
-"""Put every careless kernel to a step: ``python -m paged_mla_adapters.mutants``."""
+"""Run a step on every careless kernel: ``python -m paged_mla_adapters.mutants``."""
 
 from __future__ import annotations
 
@@ -12,19 +12,30 @@ from paged_mla_adapters.mutants.page import with_section
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print what becomes of each; return 0 when each that can run here is killed by its guard."""
+    """Print the result of each careless kernel.
+
+    Parameters
+    ----------
+    arguments : list of str or None
+        The command line; ``None`` uses the arguments of the process.
+
+    Returns
+    -------
+    int
+        0 if the guard of each kernel that can run on this machine finds it, otherwise 1.
+    """
     parser = argparse.ArgumentParser(prog="paged_mla_adapters.mutants", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="MUTANT", help="these alone (default: all)")
-    parser.add_argument("--summary", type=Path, metavar="MARKDOWN", help="the page to renew")
+    parser.add_argument("names", nargs="*", metavar="MUTANT", help="kernels to run (default: all)")
+    parser.add_argument("--summary", type=Path, metavar="MARKDOWN", help="the page to update")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(MUTANTS):
-        parser.error(f"no mutants: {sorted(unknown)}; allowed: {', '.join(MUTANTS)}")
+        parser.error(f"unknown mutants {sorted(unknown)}; allowed: {', '.join(MUTANTS)}")
     asked = options.names or list(MUTANTS)
     killed, survived, left = 0, 0, 0
     for mutant in map(MUTANTS.__getitem__, asked):
         if lacking := mutant.guard.lacks():
             left += 1
-            print(f"{mutant.name}: needs {lacking}")
+            print(f"{mutant.name}: skipped, it needs {lacking}")
         elif fault := fault_in(mutant):
             survived += 1
             print(f"{mutant.name} {fault}")
@@ -32,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
             killed += 1
             print(f"{mutant.name}: killed by {mutant.guard.name}")
     total = len(asked)
-    print(f"{killed} of {total} careless kernels killed, {survived} not, {left} not asked here")
+    print(f"{killed} of {total} careless kernels killed, {survived} survived, {left} skipped")
     if options.summary and not survived:
         options.summary.write_text(with_section(options.summary.read_text()))
     return 1 if survived else 0

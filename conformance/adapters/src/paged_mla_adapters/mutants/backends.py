@@ -1,4 +1,4 @@
-"""Every careless kernel as a backend, by its name.
+"""A backend for each careless kernel, by the kernel's name.
 
 ``--backend paged_mla_adapters.mutants.backends:writes-before-the-cache`` runs the suite on one.
 """

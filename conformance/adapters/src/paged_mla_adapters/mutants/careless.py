@@ -1,6 +1,6 @@
-"""Kernels that do one thing which no kernel may do, to memory that its surroundings own.
+"""Kernels that each access memory or streams in one way that is not allowed.
 
-Their answers are right where nothing lies around their calls.
+Without surroundings of their calls, their outputs are right.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Careless:
     ----------
     name : str
     operation : {"attend", "append", "merge"}
-        What it does.
+        The operation that the kernel computes.
     guard : Guard
-        What is meant to find it.
+        The guard that should find the fault.
     what : str
-        What is wrong with it, in a sentence.
+        A sentence that describes the fault.
     kernel : callable
     """
 
@@ -49,7 +49,7 @@ class Careless:
 
     @property
     def backend(self) -> KernelBackend:
-        """The kernel as a backend, whose other operations are right."""
+        """A backend with this kernel and correct kernels for the other operations."""
         hook = "kernel" if self.operation == "attend" else self.operation
         return right.backend(self.name, **{hook: self.kernel})
 
@@ -59,7 +59,7 @@ MUTANTS: dict[str, Careless] = {}
 
 
 def _careless(guard: Guard, operation: str = "attend") -> Callable[[Callable[[Any], Any]], None]:
-    """Add a function to the list, named and described as it is."""
+    """Return a decorator that adds a function to the list, with its name and docstring."""
 
     def add(kernel: Callable[[Any], Any]) -> None:
         name = kernel.__name__.replace("_", "-")
@@ -70,7 +70,16 @@ def _careless(guard: Guard, operation: str = "attend") -> Callable[[Callable[[An
 
 
 def _around(tensor: torch.Tensor, before: int = 0, behind: int = 0) -> torch.Tensor:
-    """Return bytes in front of a dense tensor, or behind it, uint8 [before + behind]."""
+    """Return the bytes before a dense tensor, or else the bytes after it, as uint8.
+
+    Parameters
+    ----------
+    tensor : Tensor
+    before : int
+        The number of bytes before the tensor to return; 0 returns the bytes after it.
+    behind : int
+        The number of bytes after the tensor to return, if `before` is 0.
+    """
     everything = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     everything = everything.set_(tensor.untyped_storage())
     first = tensor.storage_offset() * tensor.element_size()
@@ -81,34 +90,34 @@ def _around(tensor: torch.Tensor, before: int = 0, behind: int = 0) -> torch.Ten
 
 
 def _plus_nothing(answers: Answers, read: torch.Tensor) -> Answers:
-    """Add what was read, times 0."""
+    """Add 0 times the sum of `read` to the output, which changes it only if `read` has a NaN."""
     return answers[0] + 0 * read.sum(), answers[1]
 
 
 @_careless(ZONES)
 def writes_before_the_cache(call: Call) -> Answers:
-    """Write 64 bytes in front of the cache."""
+    """Write 64 bytes before the cache."""
     _around(call.cache, before=64).zero_()
     return right.attend(call)
 
 
 @_careless(ZONES)
 def writes_behind_the_cache(call: Call) -> Answers:
-    """Write one byte 100 bytes behind the cache."""
+    """Write one byte 100 bytes after the end of the cache."""
     _around(call.cache, behind=101)[-1] = 0
     return right.attend(call)
 
 
 @_careless(ZONES)
 def writes_behind_a_part_of_the_cache(call: Call) -> Answers:
-    """Take the cache in two tensors and write a word behind the first."""
+    """Take the cache as two tensors and write a word after the first."""
     _around(call.cache_parts[0], behind=4).fill_(1)
     return right.attend(call)
 
 
 @_careless(ZONES)
 def writes_behind_its_output(call: Call) -> Answers:
-    """Write a word behind the output."""
+    """Write a word after the output."""
     out, lse = right.attend(call)
     _around(out, behind=4).fill_(1)
     return out, lse
@@ -116,7 +125,7 @@ def writes_behind_its_output(call: Call) -> Answers:
 
 @_careless(ZONES)
 def writes_before_its_lse(call: Call) -> Answers:
-    """Write a word in front of the lse."""
+    """Write a word before the lse."""
     out, lse = right.attend(call)
     _around(lse, before=4).fill_(1)
     return out, lse
@@ -124,7 +133,7 @@ def writes_before_its_lse(call: Call) -> Answers:
 
 @_careless(ZONES, "append")
 def writes_the_slot_before_the_first(call: AppendCall) -> None:
-    """Write tokens that have no slot, for which -1 stands, in front of the cache."""
+    """Write a token without a slot, whose slot is -1, before the cache."""
     right.append(call)
     if (call.slot_mapping < 0).any():
         token = torch.cat([call.ckv, call.k_pe], -1)[call.slot_mapping < 0][-1]
@@ -133,7 +142,7 @@ def writes_the_slot_before_the_first(call: AppendCall) -> None:
 
 @_careless(ZONES, "merge")
 def merges_one_token_too_many(call: MergeCall) -> Answers:
-    """Write the lse of a token behind the last."""
+    """Write the lse of one token more than there are."""
     out, merged = right.merge(call)
     lse = call.buffer("the lse", tuple(merged.shape)).copy_(merged)
     _around(lse, behind=4 * lse.shape[1]).zero_()
@@ -142,7 +151,7 @@ def merges_one_token_too_many(call: MergeCall) -> Answers:
 
 @_careless(INPUTS)
 def writes_its_queries(call: Call) -> Answers:
-    """Scale queries where they lie."""
+    """Scale the queries in place."""
     answers = right.attend(call)
     call.q.mul_(3.0).add_(1.0)
     return answers
@@ -150,7 +159,7 @@ def writes_its_queries(call: Call) -> Answers:
 
 @_careless(INPUTS)
 def writes_a_part_of_its_queries(call: Call) -> Answers:
-    """Take queries in two tensors and rotate the second where it lies."""
+    """Take the queries as two tensors and change the second in place."""
     answers = right.attend(call)
     call.query_parts[1].neg_()
     return answers
@@ -158,7 +167,7 @@ def writes_a_part_of_its_queries(call: Call) -> Answers:
 
 @_careless(INPUTS)
 def writes_its_lengths(call: Call) -> Answers:
-    """Count the next token in, for the step behind this one."""
+    """Add 1 to the lengths, for the next step."""
     answers = right.attend(call)
     call.seq_lens.add_(1)
     return answers
@@ -166,40 +175,40 @@ def writes_its_lengths(call: Call) -> Answers:
 
 @_careless(INPUTS, "append")
 def writes_its_slots(call: AppendCall) -> None:
-    """Mark slots as written."""
+    """Overwrite the slots of written tokens with -1."""
     right.append(call)
     call.slot_mapping.fill_(-1)
 
 
 @_careless(INPUTS, "merge")
 def merges_in_place(call: MergeCall) -> Answers:
-    """Write the answer over the first partial one."""
+    """Write the merged result over the first partial result."""
     out, lse = right.merge(call)
     return call.out_a.copy_(out), call.lse_a.copy_(lse)
 
 
 @_careless(NAN_BESIDE)
 def reads_before_the_cache(call: Call) -> Answers:
-    """Read a key in front of the first, and weigh it by 0."""
+    """Read memory before the first key and add it with weight 0."""
     return _plus_nothing(right.attend(call), _around(call.cache, before=64).view(call.cache.dtype))
 
 
 @_careless(NAN_BESIDE)
 def reads_behind_its_queries(call: Call) -> Answers:
-    """Read a query behind the last, and multiply its answer by 0."""
+    """Read memory after the last query and add it with weight 0."""
     return _plus_nothing(right.attend(call), _around(call.q, behind=64).view(call.q.dtype))
 
 
 @_careless(NAN_BESIDE)
 def reads_behind_a_part_of_the_cache(call: Call) -> Answers:
-    """Take the cache in two tensors, read behind the second, and weigh that by 0."""
+    """Take the cache as two tensors, read memory after the second and add it with weight 0."""
     part = call.cache_parts[1]
     return _plus_nothing(right.attend(call), _around(part, behind=64).view(part.dtype))
 
 
 @_careless(UNINITIALIZED)
 def adds_to_what_is_uninitialized(call: Call) -> Answers:
-    """Add the output to memory that was never set to 0."""
+    """Add the output to memory that was not initialized with 0."""
     out, lse = right.attend(call)
     total = torch.empty_like(out)
     total += out - total
@@ -208,7 +217,7 @@ def adds_to_what_is_uninitialized(call: Call) -> Answers:
 
 @_careless(SHARED_MEMORY)
 def reads_shared_memory_that_it_did_not_write(call: Call) -> Answers:
-    """Read shared memory that it did not write, and multiply that by 0."""
+    """Read shared memory that the kernel did not write and add it with weight 0."""
     from paged_mla_adapters.surroundings.kernels import (  # noqa: PLC0415 - it needs Triton
         shared_memory,
     )
@@ -220,6 +229,6 @@ def reads_shared_memory_that_it_did_not_write(call: Call) -> Answers:
 
 @_careless(STREAM)
 def launches_on_the_default_stream(call: Call) -> Answers:
-    """Forget the stream that is current."""
+    """Launch the kernel on the default stream instead of the current stream."""
     with torch.cuda.stream(torch.cuda.default_stream()):
         return right.attend(call)

@@ -1,4 +1,4 @@
-"""The guards of the surroundings: how each says what it found, and what it is like without it."""
+"""The guards of the surroundings: their messages, and how to turn each guard off."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from paged_mla_reference.faults.patches import patched
 
 @dataclass(frozen=True)
 class Guard:
-    """One of the surroundings.
+    """A part of the surroundings that finds one kind of fault.
 
     Parameters
     ----------
     name : str
     finds : str
-        What of a kernel shows by it.
+        The kind of fault that the guard finds.
     says : str
-        A regular expression that the error of such a kernel matches from its beginning.
+        A regular expression that matches the error of a kernel with this fault, from its start.
     removed : callable
-        Returns a context without this guard.
+        Returns a context in which this guard is off.
     lacks : callable
-        Returns what is missing here to run such a kernel, as "a GPU"; "" if nothing is.
+        Returns the requirement that this machine does not meet, for example "a GPU", or "".
     """
 
     name: str
@@ -40,12 +40,12 @@ class Guard:
 
 
 def _in_time(*_: object) -> AbstractContextManager[Callable[[], bool]]:
-    """Give a call inputs that are there, on the current stream."""
+    """Replace :func:`late_inputs`: the inputs are complete, and the current stream is used."""
     return nullcontext(lambda: False)
 
 
 def _unwatched(*_: object) -> None:
-    """Look at no byte."""
+    """Replace :meth:`Guards.check` by a check of no bytes."""
 
 
 def _gpu() -> str:
@@ -61,7 +61,7 @@ _NAN = r"\[S-9\] .*nan"
 
 ZONES = Guard(
     "guard zones",
-    "writes beside a tensor",
+    "writes outside a tensor",
     r"\[S-10\] \w+: \d+ bytes? written (before|behind) ",
     partial(patched, (Guards, "check", _unwatched)),
 )
@@ -73,30 +73,30 @@ INPUTS = Guard(
 )
 NAN_BESIDE = Guard(
     "NaN in guard zones",
-    "reads beside a tensor",
+    "reads outside a tensor",
     _NAN,
     partial(patched, (margins, "FILLING", 0)),
 )
 UNINITIALIZED = Guard(
     "NaN from `torch.empty`",
-    "reads of memory that nobody wrote",
+    "reads of memory that was not written",
     _NAN,
     partial(
         patched,
         (calls, "uninitialized_is_nan", nullcontext),
-        (torch, "empty_like", torch.zeros_like),  # as fresh memory mostly is
+        (torch, "empty_like", torch.zeros_like),  # new memory is mostly 0
     ),
 )
 SHARED_MEMORY = Guard(
     "NaN in shared memory",
-    "reads of shared memory that it did not write",
+    "reads of shared memory that the kernel did not write",
     _NAN,
     partial(patched, (calls, "fill_shared_memory", partial(fill_shared_memory, word=0))),
     _gpu_with_triton,
 )
 STREAM = Guard(
-    "a stream of its own",
-    "launches on another stream than the current one",
+    "a separate stream",
+    "launches on a stream other than the current stream",
     r"\[S-\d+\] ",
     partial(patched, (calls, "late_inputs", _in_time)),
     _gpu,

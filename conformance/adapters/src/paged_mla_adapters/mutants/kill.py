@@ -1,4 +1,4 @@
-"""One careless kernel through one step of the suite: whether its guard ends it."""
+"""A step of the suite on a careless kernel, which checks that the kernel's guard finds it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _CASE = {"attend": "decode-h8", "append": "append-explicit-slots", "merge": "dec
 
 
 def fault_in(mutant: Careless) -> str:
-    """Return why a mutant is not killed as it is meant to be; "" where it is.
+    """Return the reason why a mutant's guard does not kill it; "" if the guard kills it.
 
-    Killed means two things: with all surroundings the step fails by a message of its guard, and
-    with all but its guard it passes.
+    A guard kills a mutant if the step fails with a message of the guard in all surroundings, and
+    passes if only this guard is off.
     """
     said = _said(mutant, nullcontext())
     if not said:
         return "survives"
     if not re.match(mutant.guard.says, said):
-        return f"is found by something else than {mutant.guard.name}: {said}"
+        return f"fails, but not by {mutant.guard.name}: {said}"
     said = _said(mutant, mutant.guard.removed())
-    return f"is found without {mutant.guard.name} too: {said}" if said else ""
+    return f"fails also without {mutant.guard.name}: {said}" if said else ""
 
 
 def _said(mutant: Careless, surroundings: AbstractContextManager[None]) -> str:
@@ -48,18 +48,18 @@ def _said(mutant: Careless, surroundings: AbstractContextManager[None]) -> str:
 
 
 def ask(backend: KernelBackend, operation: str) -> None:
-    """Put a step to a backend as the suite does.
+    """Run a step on a backend and check the result, as the suite does.
 
     Parameters
     ----------
     backend : KernelBackend
     operation : {"attend", "append", "merge"}
-        What is asked, and held against the rules.
+        The operation to run and check.
 
     Raises
     ------
     Mismatch
-        Something is wrong.
+        The result breaks a rule.
     """
     case = next(c for cases in CASES.values() for c in cases if c.id == _CASE[operation])
     without_gpu = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}

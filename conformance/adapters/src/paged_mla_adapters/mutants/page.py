@@ -1,4 +1,4 @@
-"""The part of the page of mutants that is about surroundings."""
+"""The section about surroundings on the page of mutants."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from paged_mla_adapters.mutants.guard import GUARDS, SHARED_MEMORY, STREAM
 HEADING = "## Surroundings"
 _NEED_GPU = (SHARED_MEMORY, STREAM)
 _ABOUT = """
-Kernels that pass by luck alone are found by [what lies around their
-calls](../adapters/README.md#surroundings). The second part of `nox -s mutants` puts each of [these
-kernels](../adapters/src/paged_mla_adapters/mutants/careless.py) to a step of the suite, twice: the
-step must fail by a message of the guard that is named here, and pass without that guard. What needs
-a GPU is named where there is none, and asked there by the same command. To see one fail:
+The [surroundings](../adapters/README.md#surroundings) of calls find faults that a test alone would
+miss. The second part of `nox -s mutants` runs a step of the suite twice on each of [these
+kernels](../adapters/src/paged_mla_adapters/mutants/careless.py): the step must fail with a message
+of the guard in this table, and pass without that guard. On a machine without a GPU the command
+skips the kernels that need one. To see a kernel fail:
 
     TRITON_INTERPRET=1 paged-mla conformance --quick --profile kernel \\
         --backend paged_mla_adapters.mutants.backends:writes-before-the-cache
@@ -46,7 +46,7 @@ def section() -> str:
 
 
 def with_section(page: str) -> str:
-    """Return a page with the section in the place of an older one, or else at its end."""
+    """Return a page in which the section replaces an older one, or is added at the end."""
     before, _, older = page.partition(HEADING)
     _, heading, behind = older.partition("\n## ")
     return f"{before.rstrip()}\n\n{section()}{heading}{behind}"

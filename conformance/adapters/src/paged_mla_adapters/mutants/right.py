@@ -1,4 +1,4 @@
-"""Right kernels in plain torch, on a CPU or a GPU, of which the careless ones are made."""
+"""Correct kernels in plain torch, for CPU and GPU, from which the careless kernels are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_mla_adapters.runner import Answers
 
 
 def attend(call: Call) -> Answers:
-    """Return softmax(q k) v for one query token a row."""
+    """Return out and lse of softmax(q k) v, for rows with one query token each."""
     rank = call.problem.dims.kv_lora_rank
     out, lse = call.answers()
     keys = call.cache.flatten(0, 1)
@@ -25,14 +25,14 @@ def attend(call: Call) -> Answers:
 
 
 def append(call: AppendCall) -> None:
-    """Write tokens that have a slot."""
+    """Write the tokens that have a slot."""
     written, size = call.slot_mapping >= 0, call.problem.block_size
     slots = call.slot_mapping[written]
     call.cache[slots // size, slots % size] = torch.cat([call.ckv, call.k_pe], -1)[written]
 
 
 def merge(call: MergeCall) -> Answers:
-    """Return the merge of two partial answers."""
+    """Return the merge of two partial results."""
     lse = torch.logaddexp(call.lse_a, call.lse_b)
     out = torch.zeros_like(call.out_a)
     for part, own in ((call.out_a, call.lse_a), (call.out_b, call.lse_b)):
@@ -42,9 +42,17 @@ def merge(call: MergeCall) -> Answers:
 
 
 def backend(name: str = "right", kernel: Kernel = attend, **others: object) -> KernelBackend:
-    """Return right kernels as a backend of float32, on a GPU if there is one, but for those given.
+    """Return a backend with correct kernels for float32, except for the kernels that are passed.
 
-    Without a GPU it runs where the interpreter does.
+    It runs on a GPU. With ``TRITON_INTERPRET=1`` it runs on the CPU.
+
+    Parameters
+    ----------
+    name : str
+    kernel : callable
+        The attention kernel.
+    **others : callable
+        ``append`` or ``merge``.
     """
     declared = capabilities(frozenset({"float32"}), head_dims=((32, 16),))
     declared = replace(declared, ops=declared.ops | {"merge"})

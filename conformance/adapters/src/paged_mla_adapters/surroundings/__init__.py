@@ -1,5 +1,5 @@
-"""Harsh surroundings of every call of a kernel: what a careless kernel gets wrong shows.
+"""Surroundings of a kernel's calls, in which faults that depend on memory or streams show.
 
-Tensors lie between guard zones, uninitialised memory is full of NaN, and on a GPU the inputs of a
+Tensors are between guard zones, uninitialized memory is full of NaN, and on a GPU the inputs of a
 call are written late, on a stream that no other work uses.
 """

@@ -1,4 +1,4 @@
-"""The calls of one runner, and what lies around them."""
+"""The surroundings of the calls of one runner."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from paged_mla_adapters.surroundings.uninitialized import uninitialized_is_nan
 
 T = TypeVar("T")
 Launch = Callable[[Mapping[str, torch.Tensor], Room], T]
-"""Takes a call's inputs by name, and what makes room for its outputs and its scratch memory."""
+"""A function of a call's inputs by name, and of the allocator of its outputs and scratch memory."""
 
 
 def surroundings(device: str | torch.device) -> Surroundings | Bare:
-    """Return what lies around the calls of one runner, as ``PAGED_MLA_SURROUNDINGS`` has it."""
+    """Return the surroundings of a runner; ``PAGED_MLA_SURROUNDINGS=off`` returns :class:`Bare`."""
     return Surroundings(torch.device(device)) if is_on() else Bare(torch.device(device))
 
 
 class Surroundings:
-    """Guard zones around every tensor, memory full of NaN, and inputs that come late.
+    """Surroundings with guard zones around tensors, memory full of NaN, and late inputs.
 
     Parameters
     ----------
@@ -40,9 +40,14 @@ class Surroundings:
         self._ready: set[str] = set()
 
     def cache(self, nbytes: int) -> torch.Tensor:
-        """Return memory uint8 [nbytes] for a cache, in the place of the one before.
+        """Return memory uint8 [nbytes] for a cache, which replaces the cache before it.
 
-        That one must not be held any more: there may not be room for two.
+        The caller must release the cache before: the device may not have memory for two caches.
+
+        Raises
+        ------
+        OutOfMemory
+            The device has too little memory for the cache.
         """
         self._around_cache = guards_of(self._device)
         with out_of_memory_is_no_answer():
@@ -56,27 +61,33 @@ class Surroundings:
         *,
         by_torch: bool = False,
     ) -> T:
-        """Launch a call, and hold what it wrote against what it may write.
+        """Make a call and check that it wrote only its outputs.
 
-        The first call of a name is made again if its inputs came before it returned. That happens
-        when its kernels are compiled first, and then neither the late inputs nor the NaN in shared
-        memory reach them.
+        The first call with a name runs twice if its inputs were complete before it returned. This
+        happens when the call compiles its kernels first: late inputs and NaN in shared memory have
+        then no effect on the kernels.
 
         Parameters
         ----------
         name : str
-            What errors call it.
+            The name of the call in errors.
         launch : callable
         inputs : mapping of str to Tensor
-            On the device.
+            Tensors on the device.
         by_torch : bool
-            Whether torch alone is at work, and so no memory is left uninitialised. In its
-            deterministic mode it would copy a whole cache to write a few slots.
+            Whether the call runs only operators of torch, which leave no memory uninitialized. The
+            call then runs without torch's deterministic mode, which would copy a whole cache to
+            write a few slots.
+
+        Returns
+        -------
+        T
+            The result of the call.
 
         Raises
         ------
         Overwritten
-            A byte changed beside a tensor or in an input (S-10).
+            The call changed a byte outside a tensor or in an input (S-10).
         OutOfMemory
             The device has too little memory for this call.
         """
@@ -85,7 +96,7 @@ class Surroundings:
             placed = {name: guards.place(name, tensor) for name, tensor in inputs.items()}
             answer, came_early = self._launched(name, launch, placed, inputs, by_torch=by_torch)
             if came_early and name not in self._ready:
-                del answer  # its memory is free for the next one
+                del answer  # frees its memory for the second run
                 answer, _ = self._launched(name, launch, placed, inputs, by_torch=by_torch)
             self._ready.add(name)
             guards.check(name)
@@ -100,7 +111,7 @@ class Surroundings:
         *,
         by_torch: bool,
     ) -> tuple[T, bool]:
-        """Return the answer, and whether the inputs came before the call returned."""
+        """Return the call's result, and whether the inputs were complete before it returned."""
         own = guards_of(self._device)
         with late_inputs(placed, inputs, self._device) as have_come:
             fill_shared_memory(self._device)
@@ -113,7 +124,7 @@ class Surroundings:
 
 
 class Bare:
-    """Nothing around the calls, for comparisons of times. See :class:`Surroundings`."""
+    """Plain calls without checks, to compare times. See :class:`Surroundings`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -131,6 +142,6 @@ class Bare:
         *,
         by_torch: bool = False,  # noqa: ARG002 - likewise
     ) -> T:
-        """Launch a call."""
+        """Make a call and return its result."""
         with out_of_memory_is_no_answer():
             return launch(inputs, BareRoom(self._device))

@@ -1,7 +1,7 @@
-"""A stream of their own for calls, on which inputs are written late.
+"""A separate stream for calls, on which the inputs are written late.
 
-A kernel that is launched on another stream, the default one above all, runs before its inputs are
-there, and reads the poison in their places.
+A kernel on another stream, for example the default stream, runs before its inputs are written and
+reads poison.
 """
 
 from __future__ import annotations
@@ -14,33 +14,35 @@ import torch
 
 from paged_mla_adapters.surroundings import switch
 
-_SLEEP = 20_000_000  # cycles, about 10 ms: longer than a compiled kernel takes to be launched
+_SLEEP = 20_000_000  # cycles, about 10 ms: longer than the launch of a compiled kernel
 
 
 @contextmanager
 def late_inputs(
     placed: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor], device: torch.device
 ) -> Iterator[Callable[[], bool]]:
-    """Run what is inside on a stream of its own, and wait for the device behind it.
+    """Run the body of the context on a separate stream, then wait for the device.
 
     Parameters
     ----------
     placed : mapping of str to Tensor
-        What the call gets: poison, until the stream has slept.
+        The inputs of the call, which contain poison until the stream has waited.
     given : mapping of str to Tensor
-        What is copied there then, by the same names.
+        The values of the inputs, by the same names, which the stream copies then.
     device : torch.device
-        On a CPU, which has no streams, nothing is done.
+        On a CPU, which has no streams, the context does nothing.
 
     Yields
     ------
     callable
-        Returns whether the inputs have come. Where they have come before the call returned, its
-        kernels may have been launched after them, and the call proves nothing about its stream.
+        A function that returns whether the inputs are complete. If they are complete before the
+        call returns, its kernels may have started after them, and the call shows nothing about its
+        stream.
 
     Notes
     -----
-    Floats are poisoned by NaN. Integers are 0, which makes an answer wrong and no address illegal.
+    The poison of floats is NaN. The poison of integers is 0, which makes an output wrong but no
+    address illegal.
     """
     if device.type != "cuda":
         yield lambda: False
@@ -58,10 +60,10 @@ def late_inputs(
             written.record()
             yield written.query
     finally:
-        torch.cuda.synchronize(device)  # a fault is raised here, in the call that caused it
+        torch.cuda.synchronize(device)  # raises an error of the device in the call that caused it
 
 
 @cache
 def _stream_of(device: torch.device) -> torch.cuda.Stream:
-    """Return one stream for all calls: torch's allocator keeps memory for each that it sees."""
+    """Return one stream for all calls, because torch's allocator keeps memory for each stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types

@@ -1,4 +1,4 @@
-"""A device without enough memory: no answer of a kernel, and no failure."""
+"""Errors of a device without enough memory, which are not failures of a kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_mla_shared.errors import OutOfMemory
 
 @contextmanager
 def out_of_memory_is_no_answer() -> Iterator[None]:
-    """Raise ``OutOfMemory`` for torch's error, and give back what its allocator keeps."""
+    """Raise ``OutOfMemory`` instead of torch's error, and release torch's cached memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,4 +1,4 @@
-"""Guarded places for the tensors of a runner that takes them from its caller."""
+"""An allocator with guard zones, for a runner whose tensors come from its caller."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paged_mla_adapters.surroundings.uninitialized import uninitialized_is_nan
 
 
 class GuardedPlaces:
-    """Gives a runner its tensors between guard zones, and watches over its calls.
+    """Allocates the tensors of a runner between guard zones and checks its calls.
 
-    A tensor lies there until another one of its name is asked for.
+    A tensor stays in its place until another tensor with its name is allocated.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class GuardedPlaces:
         self._guards = guards_of(device)
 
     def input(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of an input, with its strides unless elements share memory."""
+        """Return a copy of an input with the same strides; contiguous if elements share memory."""
         self._guards.forget(name)
         shared = any(
             n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
@@ -36,18 +36,23 @@ class GuardedPlaces:
         return self._guards.place(name, tensor, stride=None if shared else tensor.stride())
 
     def room(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a dense tensor that calls may write."""
+        """Return a contiguous, uninitialized tensor that calls may write."""
         self._guards.forget(name)
         return self._guards.empty(name, shape, dtype)
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """Surround one call, and hold what it wrote against what it may write.
+        """Run the body of the context as one call, and check that it wrote only its outputs.
+
+        Parameters
+        ----------
+        name : str
+            The name of the call in errors.
 
         Raises
         ------
         Overwritten
-            A byte changed beside a tensor or in an input (S-10).
+            The call changed a byte outside a tensor or in an input (S-10).
         OutOfMemory
             The device has too little memory for this call.
         """
@@ -56,5 +61,5 @@ class GuardedPlaces:
             with uninitialized_is_nan():
                 yield
             if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # a fault is raised here, of this call
+                torch.cuda.synchronize(self._device)  # raises an error of the device here
             self._guards.check(name)

@@ -1,4 +1,4 @@
-"""Where a call gets memory from beside its inputs."""
+"""Allocators of the memory that a call needs in addition to its inputs."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import torch
 
 
 class Room(Protocol):
-    """Gives out tensors; in harsh surroundings they lie between guard zones."""
+    """An allocator of tensors, which are between guard zones unless surroundings are off."""
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a dense tensor that a call may write, with whatever lies in it.
+        """Return a contiguous, uninitialized tensor that a call may write.
 
         Parameters
         ----------
         name : str
-            What an error calls it.
+            The name of the tensor in errors.
         shape : tuple of int
         dtype : torch.dtype
         """
 
     def place(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a dense copy of a tensor, which a call may only read."""
+        """Return a contiguous copy of a tensor, which a call may only read."""
 
 
 class BareRoom:
-    """Gives out tensors with nothing around them. See :class:`Room`.
+    """An allocator of tensors without guard zones. See :class:`Room`.
 
     Parameters
     ----------
@@ -37,9 +37,9 @@ class BareRoom:
         self._device = device
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:  # noqa: ARG002 - as in a room
-        """Return a dense tensor."""
+        """Return a contiguous, uninitialized tensor."""
         return torch.empty(shape, dtype=dtype, device=self._device)
 
     def place(self, name: str, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - likewise
-        """Return a dense copy of a tensor."""
+        """Return a contiguous copy of a tensor."""
         return tensor.contiguous().clone()

@@ -1,4 +1,4 @@
-"""Shared memory full of NaN before a kernel is launched: what it left unwritten shows."""
+"""NaN in shared memory before a kernel starts, which shows reads of unwritten memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from paged_mla_adapters.surroundings import switch
 
-NAN = -1  # as a word, in every type of floating point
-_WAVES = 2  # of programs, each of which fills a multiprocessor: none is left out
+NAN = -1  # a word of 32 bits that is NaN as every floating-point type
+_WAVES = 2  # programs for each multiprocessor, so that every multiprocessor runs at least one
 
 
 def fill_shared_memory(device: torch.device, word: int | None = None) -> None:
@@ -37,7 +37,7 @@ def fill_shared_memory(device: torch.device, word: int | None = None) -> None:
 
 @cache
 def can_fill(device: torch.device) -> bool:
-    """Return whether the shared memory of a device can be filled."""
+    """Return whether :func:`fill_shared_memory` supports a device."""
     if device.type != "cuda":
         return False
     return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)

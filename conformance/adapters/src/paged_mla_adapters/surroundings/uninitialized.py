@@ -1,4 +1,4 @@
-"""Memory that nobody has initialised, full of NaN while a kernel is called."""
+"""Uninitialized memory of torch, which is full of NaN during a call of a kernel."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has n
 
 @contextmanager
 def uninitialized_is_nan() -> Iterator[None]:
-    """Let ``torch.empty`` and its family return NaN, or the largest integers, inside.
+    """Make ``torch.empty`` and similar functions return NaN, or the largest integers.
 
     Where ``PAGED_MLA_SURROUNDINGS`` is ``zeros-in-buffers`` they return zeros instead.
 
-    torch fills them in its deterministic mode, those that a library allocates in C++ too. What else
-    that mode asks for is only warned of, and the warnings are left out; it ends with the call.
+    torch's deterministic mode fills uninitialized tensors, also tensors that a library allocates in
+    C++. For the other effects of this mode torch only warns, and these warnings are hidden. The
+    settings of torch are restored at the end of the context.
     """
     if switch.value() == switch.BUFFERS:
         with _Zeros():  # type: ignore[no-untyped-call]  # torch has no types
@@ -45,7 +46,7 @@ def uninitialized_is_nan() -> Iterator[None]:
         return
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    setting: Any = torch.utils.deterministic  # a module whose attribute is made by its class
+    setting: Any = torch.utils.deterministic  # a module whose class defines the attribute
     filled = setting.fill_uninitialized_memory
     try:
         torch.use_deterministic_algorithms(mode=True, warn_only=True)

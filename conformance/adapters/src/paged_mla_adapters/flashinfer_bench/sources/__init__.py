@@ -1,1 +1,1 @@
-"""Sources that definitions and solutions carry as text: each runs where only its imports are."""
+"""Sources that definitions and solutions contain as text; each needs only its imports."""

@@ -1,4 +1,4 @@
-"""Paged MLA attention in plain PyTorch: what solutions are compared with."""
+"""Paged MLA attention in plain PyTorch, with which solutions are compared."""
 
 import math
 
@@ -17,10 +17,11 @@ def attend(
     qo_indptr: torch.Tensor | None = None,
     kv_last_page_len: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output and its lse in base 2; products and sums are of float32.
+    """Return the output and its lse in base 2, with products and sums in float32.
 
-    Rows have one query each without `qo_indptr`, and full pages without `kv_last_page_len`. The
-    last query of a row is at its last key. Nothing is read but the keys of the rows.
+    Without `qo_indptr` each row has one query token, and without `kv_last_page_len` all pages are
+    full. The last query token of a row is at the position of its last key. Only keys of the rows
+    are read.
     """
     size, pages = ckv_cache.shape[1], kv_indptr.tolist()
     queries = list(range(len(pages))) if qo_indptr is None else qo_indptr.tolist()

@@ -1,7 +1,7 @@
-"""The Triton kernels of paged-mla behind the arguments of FlashInfer-Bench.
+"""The Triton kernels of paged-mla, called with the arguments of FlashInfer-Bench.
 
-The kernels read one cache of latents and rotated keys. Both tensors are concatenated at each call,
-which copies the whole cache; an engine that keeps one cache has no such copy.
+The kernels read one cache of latents and rotated keys. Each call concatenates both tensors, which
+copies the whole cache. An engine that keeps one cache does not need this copy.
 """
 
 import functools
@@ -10,11 +10,11 @@ import torch
 
 from paged_mla import MlaConfig, MlaStep, PagedMla
 
-LEAST = (64, 1024, 8192)  # rows, tokens and keys of a row that an instance has room for
+LEAST = (64, 1024, 8192)  # the smallest capacity of an instance: rows, tokens, keys of a row
 
 
 def capacity(least: int, needed: int) -> int:
-    """Return a power of two, so that most calls share an instance."""
+    """Return `least` or a larger power of two >= `needed`, so that most calls share an instance."""
     return max(least, 1 << (needed - 1).bit_length())
 
 
@@ -26,7 +26,7 @@ def instance(
     capacities: tuple[int, int, int],
     sm_scale: float,
 ) -> PagedMla:
-    """Return an instance that serves steps of these capacities, with all its buffers."""
+    """Return an instance for steps up to these capacities, with all its buffers."""
     num_heads, rank, rope, block_size = sizes
     max_rows, max_query_tokens, max_model_len = capacities
     config = MlaConfig(
@@ -58,7 +58,7 @@ def attend(
     qo_indptr: torch.Tensor | None = None,
     kv_last_page_len: torch.Tensor | None = None,
 ) -> None:
-    """Write the output and its lse in base 2. Waits once for the device, for the longest row."""
+    """Write the output and its lse in base 2; wait once for the device, for the longest row."""
     tokens, rows, size = q_nope.shape[0], kv_indptr.shape[0] - 1, ckv_cache.shape[1]
     pages = kv_indptr.diff()
     keys = pages * size

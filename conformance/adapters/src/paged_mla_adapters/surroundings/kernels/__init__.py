@@ -1,1 +1,1 @@
-"""Kernels that prepare the device for a call. They import Triton alone."""
+"""Kernels that prepare the device for a call. They import only Triton."""

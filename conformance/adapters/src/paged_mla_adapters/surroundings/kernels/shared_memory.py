@@ -1,14 +1,14 @@
-"""Kernels that fill the shared memory of the multiprocessors that they run on, and read it."""
+"""Kernels that fill or read the shared memory of the multiprocessors on which they run."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-PIECE = 1024  # bytes; as many pieces as are asked for make up the whole
+PIECE = 1024  # bytes of a piece; the caller passes the number of pieces
 
 
 @gluon.jit
 def fill_shared_memory(read_ptr, at, PIECES: gl.constexpr, WORD: gl.constexpr):
-    """Fill all pieces with a word and read one back, so that no compiler leaves the stores out."""
+    """Fill all pieces with a word and read one piece, so that the compiler keeps the stores."""
     WORDS: gl.constexpr = 256  # of 4 bytes, in a piece
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -21,7 +21,7 @@ def fill_shared_memory(read_ptr, at, PIECES: gl.constexpr, WORD: gl.constexpr):
 
 @gluon.jit
 def read_shared_memory(read_ptr, at, PIECES: gl.constexpr):
-    """Store the sum of a piece that was not written, as no kernel may, for each program."""
+    """Store, in each program, the sum of a piece that the program did not write."""
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     memory = gl.allocate_shared_memory(gl.float32, [PIECES, 256], flat)
