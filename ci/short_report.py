@@ -1,7 +1,7 @@
 """Shorten reports of the suite to the form that the repository keeps.
 
-A short report has the number of skipped tests for each reason, and only the assertion of a
-failure's traceback.
+A short report has the number of tests that did not run for each reason, and only the assertion of
+a failure's traceback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A backend that lacks a core capability and says so; what needs it, it refuses to prepare."""
+"""A backend that does not declare a core capability and refuses problems that need it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paged_mla_shared.problem import Problem
 
 
 class Refusing(ReferenceBackend):
-    """It prepares no problem that is beyond what it declares."""
+    """Refuses every problem that needs an undeclared capability."""
 
     def prepare(self, problem: Problem) -> Runner:
-        """Refuse what is not declared."""
-        validate_problem(problem)  # what is wrong with a problem is said first
+        """Return a runner, or raise ``Unsupported``."""
+        validate_problem(problem)  # an illegal problem raises another error
         unmet = self.capabilities.unmet(problem, (), ())
         if unmet:
             raise Unsupported("; ".join(unmet))
@@ -28,7 +28,7 @@ def create() -> Refusing:
 
 
 def narrow() -> Refusing:
-    """Return a backend of one block size and one head count, that rotates nothing either."""
+    """Return a backend with one block size, one head count and no rotation."""
     sizes = {"block_sizes": frozenset({16}), "num_heads": frozenset({4})}
     causal = create().capabilities
     return Refusing(capabilities=replace(causal, ropes=frozenset(), max_query_len=64, **sizes))

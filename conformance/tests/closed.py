@@ -1,4 +1,4 @@
-"""Right backends that lack a feature: whatever needs it, they answer with ``Unsupported``."""
+"""Right backends without a feature; they raise ``Unsupported`` for every step that needs it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ CALLS = {*OPERATIONS} - {"merge"}
 
 
 class Closed:
-    """A right runner that looks at every batch for what it does not declare."""
+    """A right runner that refuses batches which need an undeclared feature."""
 
     lacking = ""
 
     def __init__(self, _: Problem, inner: Runner) -> None:
         self._inner = inner
-        self._first: dict[bool, tuple[bytes, bytes]] = {}  # whether of keys of every head: lengths
+        self._first: dict[bool, tuple[bytes, bytes]] = {}  # lengths, by whether it is a prefill
 
     def __getattr__(self, name: str) -> Any:
-        """Hand the call on, and refuse it in the end."""
+        """Return a call that may raise ``Unsupported`` after it ran."""
         call = getattr(self._inner, name)
         return call if name not in CALLS else lambda batch, *more: self._ask(call, batch, *more)
 
     def _ask(self, call: Callable[..., Any], batch: Any, *more: Any) -> Any:
-        answer = call(batch, *more)  # what is wrong with a batch is said first
+        answer = call(batch, *more)  # an illegal batch raises another error
         rows = getattr(batch, "step", batch)
         lens, live = rows.query_lens, rows.query_lens[rows.query_lens > 0]
         lengths = rows.cu_seqlens_q.tobytes(), rows.seq_lens.tobytes()

@@ -1,4 +1,4 @@
-"""Makes the wrong backends importable, here and in the processes that tests start."""
+"""Make the backends in this folder importable."""
 
 from __future__ import annotations
 

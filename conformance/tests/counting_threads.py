@@ -1,4 +1,4 @@
-"""A backend whose version is the number of threads it may take."""
+"""A backend whose version is the number of threads that it may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends that end or hold up their process where a step has 9 heads."""
+"""Backends that end or block their process at a step with 9 heads."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from paged_mla_shared.problem import Batch, Output
 
 class _Ending(ForwardingRunner):
     def attend(self, batch: Batch) -> Output:
-        """End, of 9 heads."""
+        """Call `end` if the problem has 9 heads."""
         if self.problem.dims.num_heads == 9:
             self.end()
         return self.inner.attend(batch)
 
     def end(self) -> None:
-        """Do what the class is named for."""
+        """End or block the process."""
 
 
 class Exits(_Ending):
-    """It leaves with status 0."""
+    """Exits with status 0."""
 
     def end(self) -> None:
-        """Leave."""
+        """Exit."""
         os._exit(0)
 
 
 class Segfaults(_Ending):
-    """It reads address 0."""
+    """Reads address 0."""
 
     def end(self) -> None:
-        """Read."""
+        """Read address 0."""
         ctypes.string_at(0)
 
 
 class Hangs(_Ending):
-    """It waits for a process that it started, whose id it leaves in a file."""
+    """Starts a process, writes its id to a file, and waits."""
 
     def end(self) -> None:
-        """Wait for long."""
+        """Wait 1000 s."""
         started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
         path = Path(os.environ["STARTED"])
         written = path.with_suffix(".written")
         written.write_text(str(started.pid))
-        written.rename(path)  # the file is there with the id, or not at all
+        written.rename(path)  # the file never exists without the id
         time.sleep(1000)
 
 
@@ -63,31 +63,31 @@ def _wait(depth: int) -> None:
 
 
 def _start_threads() -> None:
-    """Start threads whose stacks are longer, together, than a message."""
+    """Start threads whose stacks together are longer than a message."""
     for _ in range(8):
         threading.Thread(target=_wait, args=(10,), daemon=True).start()
 
 
 class SegfaultsBesideThreads(Segfaults):
-    """It reads address 0 while other threads wait."""
+    """Reads address 0 while other threads wait."""
 
     def end(self) -> None:
-        """Read."""
+        """Read address 0."""
         _start_threads()
         super().end()
 
 
 class HangsBesideThreads(_Ending):
-    """It waits while other threads wait too."""
+    """Waits while other threads wait too."""
 
     def end(self) -> None:
-        """Wait for long."""
+        """Wait 1000 s."""
         _start_threads()
         time.sleep(1000)
 
 
 class Forks(_Ending):
-    """It starts a copy of itself, which goes on as if it were the only one."""
+    """Forks its process; the fork continues as if it were the only process."""
 
     def end(self) -> None:
         """Fork."""
@@ -95,20 +95,20 @@ class Forks(_Ending):
 
 
 class ExitsOften(ForwardingRunner):
-    """It leaves in many tests of one group, and answers the others."""
+    """Exits in many tests of one group, and runs the others."""
 
     def attend(self, batch: Batch) -> Output:
-        """Leave, of some numbers of heads."""
+        """Exit for numbers of heads that are divisible by 3."""
         if self.problem.dims.num_heads % 3 == 0:
             os._exit(0)
         return self.inner.attend(batch)
 
 
 class ExitsAlways(ForwardingRunner):
-    """It never answers."""
+    """Exits in every call."""
 
-    def attend(self, batch: Batch) -> Output:  # noqa: ARG002 - it ends before it looks
-        """Leave."""
+    def attend(self, batch: Batch) -> Output:  # noqa: ARG002 - not used
+        """Exit."""
         os._exit(0)
 
 
@@ -122,7 +122,7 @@ def hangs_in_the_factory() -> MutantBackend:
 
 
 def fails_to_load_once() -> MutantBackend:
-    """Return what exits at 9 heads; the second process that loads it ends while it does."""
+    """Return a backend that exits at 9 heads; the second process that loads it ends."""
     loads = Path(os.environ["LOADS"])
     loads.write_text(f"{loads.read_text()}1")
     if loads.read_text() == "11":
@@ -131,7 +131,7 @@ def fails_to_load_once() -> MutantBackend:
 
 
 def loads_only_once() -> MutantBackend:
-    """Return what exits at 9 heads, once."""
+    """Return a backend that exits at 9 heads; only the first process can load it."""
     if Path(os.environ["LOADS"]).read_text():
         raise RuntimeError("no device is left")
     return fails_to_load_once()
@@ -150,7 +150,7 @@ _RUNNERS = {
 
 
 def __getattr__(name: str) -> Callable[[], MutantBackend]:
-    """Return the factory of one of them."""
+    """Return the factory of a backend by its name."""
     if name not in _RUNNERS:
         raise AttributeError(name)
     return lambda: MutantBackend(name=name, wrap=_RUNNERS[name])

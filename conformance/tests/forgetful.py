@@ -1,4 +1,4 @@
-"""A backend whose answers depend on earlier calls: it keeps one output for each shape."""
+"""A backend whose outputs depend on earlier calls: it keeps one output for each shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEPT: dict[tuple[int, ...], Any] = {}
 
 
 class Runner(template.Runner):
-    """The template's, but for what it adds."""
+    """A runner of the template that adds earlier outputs."""
 
     def attend(self, batch: Batch) -> Output:
         """Add to the output of the last call with as many tokens and heads."""
@@ -25,7 +25,7 @@ class Runner(template.Runner):
 
 
 class Backend(template.Backend):
-    """The template's, for the cases that the tests ask."""
+    """A backend of the template with the head counts of the tests."""
 
     capabilities = replace(template.Backend.capabilities, num_heads=frozenset({8, 9, 16, 24}))
 

@@ -1,6 +1,6 @@
-"""Backends that do what the protocol forbids: to inputs, in what they return, to the test run.
+"""Backends that break the protocol: they change inputs, return wrong types, or end tests.
 
-Ignored types are the point: what is returned there is not what the protocol has.
+Type errors are ignored where a backend returns a wrong type on purpose.
 """
 
 from __future__ import annotations
@@ -26,162 +26,162 @@ from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
 class WritesQueries(ForwardingRunner):
-    """Scaled in place."""
+    """Scales queries in place."""
 
     def attend(self, batch: Batch) -> Output:
-        """Double the queries."""
+        """Double the queries of the first token."""
         answer = self.inner.attend(batch)
         batch.q_nope[0] *= 2
         return answer
 
 
 class WritesLengths(ForwardingRunner):
-    """Advanced in place."""
+    """Increases lengths in place."""
 
     def plan(self, batch: Batch) -> Metadata:
-        """Add one."""
+        """Add 1 to the last length."""
         planned = self.inner.plan(batch)
         batch.seq_lens[-1] += 1
         return planned
 
 
 class WritesLatents(ForwardingRunner):
-    """Rotated in place."""
+    """Changes keys in place."""
 
     def append(self, batch: Batch) -> None:
-        """Negate."""
+        """Negate the keys."""
         self.inner.append(batch)
         batch.k_pe[...] *= -1
 
 
 class WritesTheImage(ForwardingRunner):
-    """The image becomes the cache."""
+    """Changes the loaded image."""
 
     def load_cache(self, image: CacheImage) -> None:
-        """Clear a byte."""
+        """Invert a bit."""
         self.inner.load_cache(image)
         image.blocks[0, 0] ^= 1
 
 
 class WritesPartials(ForwardingRunner):
-    """Merged in place."""
+    """Changes partial results in place."""
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Spoil the first."""
+        """Change the lse of the first."""
         merged = self.inner.merge(partials)
         partials[0].lse[0, 0] = 7
         return merged
 
 
 class AnswersWithItsInput(ForwardingRunner):
-    """The answer lies where the queries did."""
+    """Returns an output that shares memory with the queries."""
 
     def attend(self, batch: Batch) -> Output:
-        """Return a view."""
+        """Return a view of the queries."""
         return Output(batch.q_nope[:], self.inner.attend(batch).lse)
 
 
 class ReturnsNone(ForwardingRunner):
-    """It forgets to return."""
+    """Returns no output."""
 
     def attend(self, batch: Batch) -> Output:
-        """Forget."""
+        """Return None."""
         self.inner.attend(batch)
         return None  # type: ignore[return-value]
 
 
 class ReturnsATuple(ForwardingRunner):
-    """It returns what kernels do."""
+    """Returns a tuple of two arrays."""
 
     def attend(self, batch: Batch) -> Output:
-        """Unpack."""
+        """Return the fields of the output."""
         answer = self.inner.attend(batch)
         return (answer.out, answer.lse)  # type: ignore[return-value]
 
 
 class ReturnsLists(ForwardingRunner):
-    """It has no arrays."""
+    """Returns lists in place of arrays."""
 
     def attend(self, batch: Batch) -> Output:
-        """Convert."""
+        """Convert `out` to a list."""
         answer = self.inner.attend(batch)
         return Output(answer.out.tolist(), answer.lse)  # type: ignore[arg-type]
 
 
 class ReturnsMaskedArrays(ForwardingRunner):
-    """Whose comparisons hide what is masked."""
+    """Returns a masked array, whose comparisons ignore masked elements."""
 
     def attend(self, batch: Batch) -> Output:
-        """Mask everything."""
+        """Mask all elements."""
         answer = self.inner.attend(batch)
         return Output(np.ma.masked_all_like(answer.out), answer.lse)
 
 
 class ReturnsFlatAnswers(ForwardingRunner):
-    """It leaves the heads in the width."""
+    """Returns `out` with two axes."""
 
     def attend(self, batch: Batch) -> Output:
-        """Flatten."""
+        """Join the axes of heads and elements."""
         answer = self.inner.attend(batch)
         return Output(answer.out.reshape(len(answer.out), -1), answer.lse)
 
 
 class PlansADict(ForwardingRunner):
-    """It has no Metadata."""
+    """Returns a dict from plan."""
 
     def plan(self, batch: Batch) -> Metadata:
-        """Return names and arrays."""
+        """Return the fields of Metadata."""
         return vars(self.inner.plan(batch))  # type: ignore[return-value]
 
 
 class ReadsBytes(ForwardingRunner):
-    """It has no array."""
+    """Returns bytes from read_cache."""
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return bytes."""
+        """Return the blocks as bytes."""
         return self.inner.read_cache(block_ids).tobytes()  # type: ignore[return-value]
 
 
 class ReadsWords(ForwardingRunner):
-    """It counts in 32 bits."""
+    """Returns int32 from read_cache."""
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """View bytes as words."""
+        """Return a view of the blocks as int32."""
         return self.inner.read_cache(block_ids).view(np.int32)  # type: ignore[return-value]
 
 
 class GathersOneArray(ForwardingRunner):
-    """Latents and keys lie side by side."""
+    """Returns one array from gather_context."""
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Join them."""
+        """Join latents and keys."""
         return np.concatenate(self.inner.gather_context(batch), axis=1)  # type: ignore[return-value]
 
 
 class QuantizesAlone(ForwardingRunner):
-    """It keeps the scales."""
+    """Returns no scales from quantize_queries."""
 
     def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Return codes."""
+        """Return only the codes."""
         return self.inner.quantize_queries(batch, scale)[:1]  # type: ignore[return-value]
 
 
 class ScalesQueries(ForwardingRunner):
-    """Divided in place."""
+    """Changes queries in place."""
 
     def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Halve."""
+        """Halve the rotated part of the queries."""
         found = self.inner.quantize_queries(batch, scale)
         batch.q_pe[...] /= 2
         return found
 
 
 class WritesKeys(ForwardingRunner):
-    """Scaled in place."""
+    """Changes keys of a prefill in place."""
 
     def prefill(self, batch: PrefillBatch) -> Output:
         """Double a key."""
@@ -191,52 +191,52 @@ class WritesKeys(ForwardingRunner):
 
 
 class PrefillsWithItsInput(ForwardingRunner):
-    """Answers lie where values lay."""
+    """Returns an output that shares memory with the values."""
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Answer with values."""
+        """Return a view of the values."""
         answer = self.inner.prefill(batch)
         return Output(batch.v[: len(answer.out)], answer.lse)
 
 
 class Raises(ForwardingRunner):
-    """Something is not implemented."""
+    """Raises an exception."""
 
     def attend(self, batch: Batch) -> Output:
-        """Say so."""
+        """Raise ``NotImplementedError``."""
         raise NotImplementedError("no such kernel")
 
 
 class LosesPadding(ForwardingRunner):
-    """It answers the tokens that somebody wants."""
+    """Returns outputs without padded tokens."""
 
     def attend(self, batch: Batch) -> Output:
-        """Cut."""
+        """Cut the padded tokens off."""
         answer, live = self.inner.attend(batch), int(batch.cu_seqlens_q[-1])
         return Output(answer.out[:live].copy(), answer.lse[:live].copy())
 
 
 class RaisesStrangely(ForwardingRunner):
-    """It says what no screen and no file has letters for."""
+    """Raises an exception whose message cannot be encoded."""
 
-    def attend(self, batch: Batch) -> Output:  # noqa: ARG002 - it never looks
-        """Say so."""
+    def attend(self, batch: Batch) -> Output:  # noqa: ARG002 - not used
+        """Raise ``RuntimeError``."""
         raise RuntimeError("\N{GREEK SMALL LETTER MU}s, a byte of a path: \udc80, and \0")
 
 
 class CastsQueries(ForwardingRunner):
-    """It takes queries of another type, which it should refuse."""
+    """Accepts queries of another type, which it should refuse."""
 
     def attend(self, batch: Batch) -> Output:
-        """Cast."""
+        """Cast the queries and attend."""
         return self.inner.attend(replace(batch, q_pe=batch.q_pe.astype(batch.q_nope.dtype)))
 
 
 class Warns(ForwardingRunner):
-    """It speaks up twice in every call."""
+    """Gives two warnings in every call."""
 
     def attend(self, batch: Batch) -> Output:
-        """Warn."""
+        """Warn and attend."""
         for _ in range(2):
             warnings.warn("slow path", RuntimeWarning, stacklevel=1)
         return self.inner.attend(batch)
@@ -244,10 +244,10 @@ class Warns(ForwardingRunner):
 
 def _ending(end: Callable[[], Any]) -> type[ForwardingRunner]:
     class Excused(ForwardingRunner):
-        """It asks pytest to look away."""
+        """Tries to end or skip the test."""
 
         def attend(self, batch: Batch) -> Output:
-            """Ask."""
+            """Call `end` and attend."""
             end()
             return self.inner.attend(batch)
 
@@ -294,10 +294,10 @@ _RUNNERS: dict[str, Callable[..., ForwardingRunner]] = {
 
 
 class SkipsInPrepare(MutantBackend):
-    """It will not even be prepared."""
+    """Skips the test in prepare."""
 
-    def prepare(self, problem: Problem) -> Any:  # noqa: ARG002 - it never gets that far
-        """Skip."""
+    def prepare(self, problem: Problem) -> Any:  # noqa: ARG002 - not used
+        """Skip the test."""
         pytest.skip("not today")
 
 
@@ -317,7 +317,7 @@ def without_a_device() -> object:
 
 
 def __getattr__(name: str) -> Callable[[], MutantBackend]:
-    """Return the factory of one of them."""
+    """Return the factory of a backend by its name."""
     if name not in _RUNNERS:
         raise AttributeError(name)
     return lambda: MutantBackend(name=name, wrap=_RUNNERS[name])

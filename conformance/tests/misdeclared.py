@@ -1,4 +1,4 @@
-"""Factories that make no backend, or one that declares what nobody knows."""
+"""Factories that return no backend, or a backend with an invalid declaration."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _FACTORIES: dict[str, Any] = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of them."""
+    """Return a factory by its name."""
     if name not in _FACTORIES:
         raise AttributeError(name)
     return _FACTORIES[name]

@@ -1,4 +1,4 @@
-"""A backend that refuses each huge cache, and says which process was asked for it."""
+"""A backend that refuses each huge cache with an error that names the process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from paged_mla_shared.problem import Problem
 
 def _refuse_huge(problem: Problem, runner: Runner) -> Runner:
     if problem.num_blocks * problem.layout.block_bytes > 2**30:
-        time.sleep(1)  # others have the time to ask for one, too
-        raise RuntimeError(f"asked in process {os.getpid()}")
+        time.sleep(1)  # other processes have time to prepare a huge cache too
+        raise RuntimeError(f"prepared in process {os.getpid()}")
     return runner
 
 

@@ -1,4 +1,4 @@
-"""A backend whose device is not there."""
+"""A backend whose device does not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends for whose device steps of 9 heads are too large."""
+"""Backends whose device has too little memory for steps with 9 heads."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from paged_mla_shared.problem import Batch, Output
 
 class _Small(ForwardingRunner):
     def attend(self, batch: Batch) -> Output:
-        """Attend, but to 9 heads."""
+        """Attend, except with 9 heads."""
         if self.problem.dims.num_heads == 9:
             raise OutOfMemory("8 heads fit")
         return self.inner.attend(batch)
 
 
 class OutOfMemoryError(RuntimeError):
-    """What libraries call theirs."""
+    """An error with the name that libraries use."""
 
 
 class _SmallInItsWords(ForwardingRunner):
     def attend(self, batch: Batch) -> Output:
-        """Attend, but to 9 heads."""
+        """Attend, except with 9 heads."""
         if self.problem.dims.num_heads == 9:
             raise OutOfMemoryError("8 heads fit")
         return self.inner.attend(batch)
@@ -30,7 +30,7 @@ class _SmallInItsWords(ForwardingRunner):
 
 class _Tiny(ForwardingRunner):
     def attend(self, batch: Batch) -> Output:
-        """Attend to nothing."""
+        """Raise ``OutOfMemory`` in every call."""
         raise OutOfMemory(f"{batch.num_tokens} tokens do not fit")
 
 

@@ -1,4 +1,4 @@
-"""A backend whose outputs no fault explains: each has noise of its own."""
+"""A backend whose outputs no fault explains, because they contain random noise."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from paged_mla_shared.problem import Batch, Output, Problem
 
 
 class Runner(template.Runner):
-    """The template's, but for noise."""
+    """A runner of the template that adds noise."""
 
     def attend(self, batch: Batch) -> Output:
-        """Return answers that are a few percent off, and an lse that is right."""
+        """Return outputs with errors of a few percent, and a right lse."""
         right = super().attend(batch)
         noise = np.random.default_rng(5).standard_normal(right.out.shape)
         return replace(right, out=(right.out * (1 + 0.05 * noise)).astype(right.out.dtype))
 
 
 class Backend(template.Backend):
-    """The template's, for the cases that the tests ask."""
+    """A backend of the template with the head counts of the tests."""
 
     capabilities = replace(template.Backend.capabilities, num_heads=frozenset({8, 9, 16, 24}))
 

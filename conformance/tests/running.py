@@ -1,4 +1,4 @@
-"""Starts the suite as users do."""
+"""Start the suite as users do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = HERE.parents[1]
 
 
 def start_suite(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Start the suite; the backends beside this file can be imported."""
+    """Start the suite; it can import the backends in the folder of this file."""
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, "-m", "paged_mla", "conformance", *arguments],
@@ -31,7 +31,7 @@ def start_suite(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def run_suite(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the suite to its end."""
+    """Run the suite until it ends."""
     with start_suite(*arguments, **environment) as run:
         printed, said = run.communicate()
     return subprocess.CompletedProcess(arguments, run.returncode, printed, said)
@@ -46,7 +46,7 @@ def report_of(folder: Path, *arguments: str, **environment: str) -> dict[str, An
 
 
 def result_of(report: dict[str, Any], test: str) -> dict[str, Any]:
-    """Return the one result of a test."""
+    """Return the result of a test."""
     [found] = [r for r in report["results"] if r["test"] == test]
     return found
 

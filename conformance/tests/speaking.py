@@ -1,4 +1,4 @@
-"""Right backends that speak as engines do: one factory for each convention of theirs."""
+"""Right backends with the conventions of engines: one factory for each convention."""
 
 from __future__ import annotations
 
@@ -18,103 +18,103 @@ from paged_mla_shared.problem import Batch, Metadata, Output
 
 
 class Saying(ForwardingRunner, ABC):
-    """It says every answer in the same way of its own."""
+    """Translates every output to one convention."""
 
     @abstractmethod
     def said(self, answer: Output) -> Output:
-        """Return an answer as it is said."""
+        """Return an output in the convention."""
 
     def attend(self, batch: Batch) -> Output:
-        """Say it."""
+        """Return the output of attention in the convention."""
         return self.said(self.inner.attend(batch))
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Say it."""
+        """Return the output of a prefill in the convention."""
         return self.said(self.inner.prefill(batch))
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Say it."""
+        """Return the output of a layer in the convention."""
         return self.said(self.inner.layer(batch))
 
 
 class Base2(Saying):
-    """Its lse, and that of partials, is in bits."""
+    """Every lse has base 2, also in partial results."""
 
     def said(self, answer: Output) -> Output:
-        """Divide by ln 2."""
+        """Divide the lse by ln 2."""
         return Output(answer.out, (answer.lse / np.log(2)).astype(np.float32))
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Merge nats."""
+        """Merge partial results in base 2."""
         nats = [Output(p.out, p.lse * np.float32(np.log(2))) for p in partials]
         return self.said(self.inner.merge(nats))
 
 
 class HeadsFirst(Saying):
-    """Its lse, and that of partials, is [H, T]."""
+    """Every lse is [H, T], also in partial results."""
 
     def said(self, answer: Output) -> Output:
-        """Transpose."""
+        """Transpose the lse."""
         return Output(answer.out, np.ascontiguousarray(answer.lse.T))
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Transpose both ways."""
+        """Transpose the lse before and after the merge."""
         return self.said(self.inner.merge([self.said(partial) for partial in partials]))
 
 
 class PlusInfinity(Saying):
-    """A query that sees nothing has lse +inf."""
+    """A query that sees no key has lse +inf."""
 
     def said(self, answer: Output) -> Output:
-        """Turn the sign."""
+        """Change the sign of every infinite lse."""
         return Output(answer.out, np.where(np.isinf(answer.lse), -answer.lse, answer.lse))
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Turn the sign both ways."""
+        """Change the sign of every infinite lse before and after the merge."""
         return self.said(self.inner.merge([self.said(partial) for partial in partials]))
 
 
 class Silent(Saying):
-    """It has no lse."""
+    """Returns no lse."""
 
     def said(self, answer: Output) -> Output:
-        """Return NaN for it."""
+        """Replace the lse by NaN."""
         return Output(answer.out, np.full_like(answer.lse, np.nan))
 
 
 class TableOfIds(ForwardingRunner):
-    """It reads every entry of the table as an address."""
+    """Uses every entry of the table as a block id."""
 
     def attend(self, batch: Batch) -> Output:
-        """Refuse what is no id."""
+        """Check that every entry is a valid id, and attend."""
         assert ((batch.block_table >= 0) & (batch.block_table < self.problem.num_blocks)).all()
         return self.inner.attend(batch)
 
 
 class EmptyRowsAreNaN(ForwardingRunner):
-    """Nobody reads what rows without a request get."""
+    """Returns NaN for rows without a request."""
 
     def attend(self, batch: Batch) -> Output:
-        """Divide zero by zero."""
+        """Return NaN where the lse is -inf."""
         answer = self.inner.attend(batch)
         return _nan_where(np.isneginf(answer.lse), answer)
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Divide zero by zero where a row has no key."""
+        """Return NaN for tokens that see no key."""
         keyless = keys_of_tokens(batch)[:, None] == 0
         return _nan_where(keyless, self.inner.prefill(batch))
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Divide zero by zero."""
+        """Return NaN where the lse is -inf."""
         answer = self.inner.layer(batch)
         return _nan_where(np.isneginf(answer.lse), answer)
 
 
 class Vllm(HeadsFirst, EmptyRowsAreNaN, TableOfIds):
-    """The lse of partials is [H, T], that of answers [T, H]; block 0 holds nothing."""
+    """The lse of partial results is [H, T], that of outputs [T, H]; block 0 is not used."""
 
     def append(self, batch: Batch) -> None:
-        """Refuse block 0."""
+        """Check that no row uses block 0, and append."""
         live = batch.seq_lens > 0
         assert (batch.block_table[live, 0] > 0).all()
         self.inner.append(batch)
@@ -129,38 +129,38 @@ class Vllm(HeadsFirst, EmptyRowsAreNaN, TableOfIds):
         return EmptyRowsAreNaN.prefill(self, batch)
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Append and attend, between a layer's projections."""
+        """Run a layer."""
         return EmptyRowsAreNaN.layer(self, batch)
 
 
 class Sglang(TableOfIds):
-    """Slot 0 is no slot, every token has one, and no row has length 0 but in trees."""
+    """Padded tokens have slot 0, and only steps with tree masks have rows of length 0."""
 
     def plan(self, batch: Batch) -> Metadata:
-        """Skip slot 0."""
+        """Plan without the tokens at slot 0."""
         return self.inner.plan(self._shown(batch))
 
     def append(self, batch: Batch) -> None:
-        """Skip slot 0."""
+        """Append without the tokens at slot 0."""
         self.inner.append(self._shown(batch))
 
     def attend(self, batch: Batch) -> Output:
-        """Refuse rows of length 0."""
+        """Check that no row has length 0, and attend."""
         assert batch.mask is not None or (batch.seq_lens > 0).all()
         return super().attend(self._shown(batch))
 
     def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Skip slot 0."""
+        """Quantize queries without the tokens at slot 0."""
         return self.inner.quantize_queries(self._shown(batch), scale)
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Skip slot 0."""
+        """Run a layer without the tokens at slot 0."""
         return super().layer(replace(batch, step=self._shown(batch.step)))
 
     def _shown(self, batch: Batch) -> Batch:
-        """Skip slot 0; rows of several blocks that are all block 0 are padding."""
+        """Return the batch with -1 for slot 0; rows whose several blocks are all 0 get length 0."""
         slots = batch.slot_mapping
         assert slots is not None
         assert (slots >= 0).all()
@@ -192,7 +192,7 @@ SPEAKERS: dict[str, type[ForwardingRunner]] = {
 
 
 def __getattr__(name: str) -> Callable[[], MutantBackend]:
-    """Return the factory of a speaker."""
+    """Return the factory of a backend by its name."""
     if name not in SPEAKERS:
         raise AttributeError(name)
     return lambda: MutantBackend(name=name, wrap=SPEAKERS[name])

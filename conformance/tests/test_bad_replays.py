@@ -1,4 +1,4 @@
-"""Replay files that a stranger hands in, and options of the search that would do nothing."""
+"""Invalid replay files, and options of the search that would have no effect."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BAD_CASES = {
 
 @pytest.mark.parametrize(("place", "value", "match"), BAD_CASES.values(), ids=BAD_CASES)
 def test_a_bad_case(tmp_path: Path, place, value, match: str):
-    """S-17: file and field are named, within a second."""
+    """S-17: the error names the file and the field, within a second."""
     path = tmp_path / "case.json"
     save_case(GOOD, "float32", path)
     document = json.loads(path.read_text())
@@ -127,7 +127,7 @@ IDLE = {
 
 @pytest.mark.parametrize("arguments", IDLE.values(), ids=IDLE)
 def test_an_option_without_effect(tmp_path: Path, arguments, capsys: pytest.CaptureFixture[str]):
-    """S-19: refused before anything is asked."""
+    """S-19: the option is refused before anything runs."""
     path = tmp_path / "case.json"
     save_case(GOOD, "float32", path)
     given = [argument.format(file=path) for argument in arguments]

@@ -1,4 +1,4 @@
-"""Steps of the group bounded are none that a rule allows, and each shows what it is meant to."""
+"""Each step of the group bounded is illegal, and the step from which it is made is legal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from paged_mla_shared.inputs import build_steps
 
 
 @pytest.mark.parametrize("case", CASES["bounded"], ids=lambda case: case.name)
-def test_every_step_is_refused_by_who_checks(case: IllegalCase):
-    """S-1, S-2, S-10, S-14: as it was it is legal; rows that are none are some of it, or all."""
+def test_validation_refuses_every_step(case: IllegalCase):
+    """S-1, S-2, S-10, S-14: validation accepts the legal step and refuses the changed one."""
     [step] = build_steps(case, SMALL, "float32")
     good, _ = materialize(step)
     validate_batch(step.problem, good)
@@ -30,7 +30,7 @@ def test_every_step_is_refused_by_who_checks(case: IllegalCase):
 
 
 def test_a_mask_has_the_columns_of_its_rows():
-    """S-14: rows behind a short one find their elements where that row's end."""
+    """S-14: the elements of the rows after a shorter row directly follow its elements."""
     [case] = [case for case in CASES["bounded"] if case.name == "tree-full-short"]
     [step] = build_steps(case, SMALL, "float32")
     good, _ = materialize(step)

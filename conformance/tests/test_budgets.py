@@ -1,4 +1,4 @@
-"""Budgets are tight enough to matter and wide enough to be fair."""
+"""Budgets refuse small errors and accept every legal rounding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_ulp(magnitude: float, dtype: str, spacing: float):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_rounded_oracle_is_within_budget(dtype: str):
-    """S-5: rounding where the rules round is always allowed."""
+    """S-5: the roundings of the rules are always within budget."""
     problem, batch, exact, rounded = answers(dtype)
     checks = check_output(problem, batch, rounded.output(dtype), exact, rounded)
     assert all(check.error <= check.budget for check in checks)
@@ -55,8 +55,8 @@ def test_the_rounded_oracle_is_within_budget(dtype: str):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("case", [c for c in GROUPS["rope"] if not c.then], ids=lambda c: c.name)
-def test_a_rotated_element_may_be_rounded_to_its_other_neighbour(case: Case, dtype: str):
-    """S-12: in float32 what is near the middle of two numbers falls to either."""
+def test_a_rotated_element_may_be_rounded_to_its_other_neighbor(case: Case, dtype: str):
+    """S-12: an element near the middle of two numbers may be rounded to either."""
     stage = Stage.of(build_steps(case, SMALL, dtype)[0])
     problem, batch = stage.problem, stage.batch
     assert problem.rope is not None
@@ -73,7 +73,7 @@ def test_a_rotated_element_may_be_rounded_to_its_other_neighbour(case: Case, dty
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_error_of_one_percent_is_outside(dtype: str):
-    """S-5: no dtype's budget hides a wrong weight."""
+    """S-5: a wrong weight is outside the budget in every dtype."""
     problem, batch, exact, rounded = answers(dtype)
     off = rounded.output(dtype)
     largest = np.unravel_index(np.argmax(np.abs(exact.out)), exact.out.shape)
@@ -92,8 +92,8 @@ def test_an_error_of_one_percent_is_outside(dtype: str):
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_lse_of_another_base_is_called_that(dtype: str, factor: float, hint: str):
-    """S-7: any other factor is said as a number."""
+def test_an_lse_with_another_base_is_named(dtype: str, factor: float, hint: str):
+    """S-7: the message names the base, or the factor if it is no known base."""
     problem, batch, exact, rounded = answers(dtype)
     off = rounded.output(dtype)
     lse = (off.lse * np.float64(factor)).astype(np.float32)
@@ -103,7 +103,7 @@ def test_an_lse_of_another_base_is_called_that(dtype: str, factor: float, hint: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_lse_stored_in_bfloat16_is_outside(dtype: str):
-    """S-7: lse is float32 in value, not only in name."""
+    """S-7: the values of an lse need the precision of float32."""
     problem, batch, exact, rounded = answers(dtype)
     off = rounded.output(dtype)
     coarse = (off.lse.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -112,7 +112,7 @@ def test_an_lse_stored_in_bfloat16_is_outside(dtype: str):
 
 
 def parts(dtype: str) -> tuple[PrefillBatch, list[budgets.Part], Trial]:
-    """Return a prefill in chunks, each part answered by the reference."""
+    """Return the parts of a prefill in chunks, with the outputs of the reference."""
     [case] = [c for c in PREFILLS if c.name == "chunks-of-100"]
     trial = Trial(create(), case, SMALL, dtype)
     runner = trial.prepare()
@@ -121,14 +121,14 @@ def parts(dtype: str) -> tuple[PrefillBatch, list[budgets.Part], Trial]:
 
 
 def in_base_2(found: list[budgets.Part]) -> list[Output]:
-    """Return the answers, those of contexts with lse in base 2."""
+    """Return the outputs; those of contexts have an lse in base 2."""
     contexts = [Output(p.answer.out, p.answer.lse / np.float32(np.log(2))) for p in found[:-1]]
     return [*contexts, found[-1].answer]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_merge_in_another_base_is_outside(dtype: str):
-    """S-21: contexts weighed by 2^lse are past the budget of a merge, right ones within."""
+    """S-21: contexts with the weights 2^lse are outside the budget of a merge."""
     batch, found, trial = parts(dtype)
     exact = prefill(trial.problem, batch, Rounding.EXACT)
     out, _ = budgets.chunk_budget(found)
@@ -139,8 +139,8 @@ def test_a_merge_in_another_base_is_outside(dtype: str):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_parts_of_which_only_the_whole_is_known(dtype: str):
-    """S-21: a merge of rounded answers is within the budget; a lost part or base 2 is not."""
+def test_the_budget_of_a_merge_of_parts(dtype: str):
+    """S-21: a merge of rounded outputs is within budget; a lost part or base 2 is outside."""
     batch, found, trial = parts(dtype)
     whole = trial.prefill(trial.prepare(), batch)
     out, lse = budgets.parts_budget(dtype, whole.exact, (whole.out, whole.lse), len(found))
@@ -155,8 +155,8 @@ def test_parts_of_which_only_the_whole_is_known(dtype: str):
 
 
 @pytest.mark.parametrize("what", ["out", "lse"])
-def test_no_number_is_within_a_budget(what):
-    """S-8, S-19: of a step that is asked in another form."""
+def test_nan_is_not_within_a_budget(what):
+    """S-8, S-19: NaN never satisfies a tolerance, also in another form of a step."""
     right = Output(np.ones((2, 1, 4), np.float32), np.zeros((2, 1), np.float32))
     allowed = np.ones(2), np.ones((2, 1))
     check_same("S-19", right, right, allowed)

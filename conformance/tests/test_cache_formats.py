@@ -1,4 +1,4 @@
-"""A made-up format with scales beside the cache goes through the suite like any other."""
+"""The suite works with an invented cache format whose scales are in a separate tensor."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BACKEND = ReferenceBackend(
 
 
 def _store(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
-    """Store a quarter of each number, and 4 as the scale of each quarter of a block."""
+    """Encode a quarter of each number, with 4 as the scale of each quarter of a block."""
     slots.field("ckv")[slots.at] = ckv * np.float32(0.25)
     slots.field("k_pe")[slots.at] = k_pe * np.float32(0.25)
     slots.scales[slots.scale_at] = 4
@@ -73,18 +73,18 @@ def _format(monkeypatch: pytest.MonkeyPatch):
 
 
 def run_of(backend: Backend = BACKEND) -> Run:
-    """Return a run in two dtypes."""
+    """Return a run with two dtypes."""
     return Run(backend, "made:up", "small", load_profile(STRICT), ("float32", "float16"))
 
 
 def case_of(group: str, name: str) -> Case:
-    """Return a case of the table, in the made-up format."""
+    """Return a case in the invented format."""
     [case] = [case for case in GROUPS[group] if case.name == name]
     return replace(case, cache_format="quarters")
 
 
 class LosesScales(ForwardingRunner):
-    """Every scale of the cache arrives as 1."""
+    """Loads 1 in place of every scale."""
 
     def load_cache(self, image: CacheImage) -> None:
         """Load with other scales."""
@@ -94,10 +94,10 @@ class LosesScales(ForwardingRunner):
 
 
 class ForgetsAScale(ForwardingRunner):
-    """The scale of the first token written stays what it was."""
+    """Does not write the scale of the first new token."""
 
     def append(self, batch: Batch) -> None:
-        """Append, and put the old scale back."""
+        """Append, and restore the old scale."""
         layout, every = self.problem.layout, np.arange(self.problem.num_blocks)
         before = self.inner.read_cache(every)
         self.inner.append(batch)
@@ -110,7 +110,7 @@ class ForgetsAScale(ForwardingRunner):
 
 
 def wrong(wrap: Callable[[Problem, Runner], Runner]) -> MutantBackend:
-    """Return a backend that knows the format and is wrong."""
+    """Return a wrong backend that supports the format."""
     return MutantBackend(capabilities=BACKEND.capabilities, wrap=wrap)
 
 
@@ -125,16 +125,16 @@ def wrong(wrap: Callable[[Problem, Runner], Runner]) -> MutantBackend:
         ("layouts", GROUPS["layouts"][0].name, Trial.check_attention),
     ],
 )
-def test_the_suite_asks_it(group: str, name: str, check: Callable[[Trial], object]):
-    """S-10, S-11: image, poison, append, attention, gathering and comparison."""
+def test_cases_run_in_the_format(group: str, name: str, check: Callable[[Trial], object]):
+    """S-10, S-11: images, poison, append, attention, gathering and comparisons work."""
     trial = Trial(GuardedBackend(BACKEND, Counter()), case_of(group, name), SMALL, "float32")
     check(trial)
     assert trial.checks
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_answers_are_those_of_the_plain_format(dtype: str):
-    """S-5, S-11: a quarter, times 4, is the number; only its bytes are others."""
+def test_outputs_are_those_of_the_plain_format(dtype: str):
+    """S-5, S-11: a quarter times 4 is the number, so only the bytes differ."""
     case = case_of("decode", "h9")
     [stage] = Trial(BACKEND, case, SMALL, dtype).stages()
     [plain] = Trial(BACKEND, replace(case, cache_format=None), SMALL, dtype).stages()
@@ -143,7 +143,7 @@ def test_answers_are_those_of_the_plain_format(dtype: str):
 
 
 def test_lost_scales_are_found():
-    """S-9, S-5: what attention reads is not what the image holds."""
+    """S-9, S-5: attention and the comparison of bytes find wrong scales."""
     trial = Trial(wrong(LosesScales), case_of("decode", "h9"), SMALL, "float32")
     with pytest.raises(Mismatch, match=r"\[S-5\] out"):
         trial.check_attention()
@@ -152,15 +152,15 @@ def test_lost_scales_are_found():
 
 
 def test_a_scale_that_is_not_written_is_found():
-    """S-10: and the place is named."""
+    """S-10: the error names the scales."""
     trial = Trial(wrong(ForgetsAScale), case_of("append", "padded-rows"), SMALL, "float32")
     with pytest.raises(Mismatch, match=r"\[S-10\] cache: \d bytes wrong, .* of its scales: "):
         trial.check_append()
 
 
 @pytest.mark.parametrize("reserved", [False, True])
-def test_profiles_show_it_with_plain_numbers(reserved: bool):  # noqa: FBT001 - a case
-    """S-9: no scale that may not be read is poison any more, and what was written is read back."""
+def test_profiles_replace_poisoned_scales(reserved: bool):  # noqa: FBT001 - a case
+    """S-9: scales that must not be read are plain numbers, and written bytes are read back."""
     shown: list[CacheImage] = []
 
     class Looks(ForwardingRunner):
@@ -176,40 +176,40 @@ def test_profiles_show_it_with_plain_numbers(reserved: bool):  # noqa: FBT001 - 
         assert (np.abs(values) < 1e4).all()
 
 
-def test_a_trace_in_it():
-    """S-19: a schedule on one cache, byte for byte."""
+def test_a_trace_runs_in_the_format():
+    """S-19: a schedule on one cache is right byte for byte."""
     [param] = [p for p in trace_params(run_of()) if p.scenario.name == "preemption"]
     scenario = replace(param.scenario, cache_format="quarters")
     assert TraceTrial(BACKEND, scenario, SMALL, "float32").check() > 0
 
 
-def test_what_is_declared_is_asked():
-    """S-11: chosen cases in each dtype, plain and in the format; others are plain."""
+def test_chosen_cases_run_in_declared_formats():
+    """S-11: chosen cases run in each dtype, plain and in the format; others are plain."""
     ids = [param.id for param in params_of_group(run_of(), "decode")]
     kinds = ["fp32", "fp32-quarters", "fp16", "fp16-quarters"]
     assert [name for name in ids if "-h9-" in name] == [f"decode-h9-{kind}" for kind in kinds]
     assert [name for name in ids if "-h3-" in name] == ["decode-h3-fp32", "decode-h3-fp16"]
 
 
-def test_sizes_that_no_rule_allows_are_not_asked():
+def test_illegal_block_sizes_do_not_run_in_the_format():
     """S-11: blocks of one token have no quarters."""
     ids = [param.id for param in params_of_group(run_of(), "decode")]
     assert "decode-bs16-fp32-quarters" in ids
     assert "decode-bs1-fp32-quarters" not in ids
 
 
-def test_slots_with_holes_are_not_asked_where_tokens_share_scales():
-    """S-11: what lies below a written slot counts, so it must be a token."""
+def test_slots_with_holes_do_not_run_if_tokens_share_scales():
+    """S-11: the numbers before a written slot affect its scale, so they must be a token."""
     ids = [param.id for param in params_of_group(run_of(), "append")]
     assert "append-explicit-slots-swapped-fp32-quarters" in ids
     assert "append-explicit-slots-fp32-quarters" not in ids
     assert "append-explicit-slots-fp32" in ids
 
 
-def test_schedules_are_asked_where_tokens_do_not_depend_on_each_other(
+def test_schedules_run_in_formats_without_shared_scales(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """S-19: all plain, dtypes in turn; some in the format, unless tokens share its scales."""
+    """S-19: all schedules run plain; some run in the format, unless tokens share its scales."""
     plain = [param.id for param in trace_params(run_of())]
     assert plain[:2] == ["trace-chunks-fp32", "trace-prefixes-fp16"]
     assert not any("quarters" in name for name in plain)
@@ -229,8 +229,8 @@ READS_ALL = replace(
 )
 
 
-def test_the_first_dtype_is_asked_every_format():
-    """S-11: formats take turns with the other dtypes, and no format is left out."""
+def test_cases_run_in_every_format_with_the_first_dtype():
+    """S-11: the formats rotate with the other dtypes, and every format is used."""
     asked: dict[str, Counter[str]] = {"float32": Counter(), "float16": Counter()}
     for param in params_of_group(run_of(READS_ALL), "decode"):
         if param.case.cache_format:
@@ -239,8 +239,8 @@ def test_the_first_dtype_is_asked_every_format():
     assert asked["float16"].total() < asked["float32"].total() / 2
 
 
-def test_interpreters_are_asked_one_format_a_case():
-    """S-11: formats take turns over the cases that allow them all, and no format is left out."""
+def test_cases_run_in_one_format_on_interpreters():
+    """S-11: the formats rotate over the cases that allow them all, and every format is used."""
     run = run_of(replace(READS_ALL, mode="interpreter"))
     asked = Counter(
         param.case.cache_format
@@ -255,8 +255,8 @@ def test_interpreters_are_asked_one_format_a_case():
 
 
 @pytest.mark.parametrize("name", ["33k-keys-h16", "bs1-66k-keys"])
-def test_interpreters_are_not_asked_what_takes_them_long(name: str):
-    """The reason is no lack of the backend's."""
+def test_long_cases_do_not_run_on_interpreters(name: str):
+    """The tests are skipped, and no capability is missing."""
     param = CaseParam(case_of("decode", name), "float32")
     assert why_skip(run_of(), param, ()) is None
     skip = why_skip(run_of(replace(BACKEND, mode="interpreter")), param, ())
@@ -266,7 +266,7 @@ def test_interpreters_are_not_asked_what_takes_them_long(name: str):
 
 
 def test_scales_count_towards_the_memory_a_case_needs():
-    """S-11: a cache that only fits without its scales is not asked."""
+    """S-11: a case whose cache only fits without its scales does not run."""
     case = case_of("decode", "h9")
     layout = case.problem(SMALL, "float32").layout
     backend = replace(BACKEND, memory_bytes=layout.num_blocks * layout.block_bytes - 1)
@@ -277,8 +277,8 @@ def test_scales_count_towards_the_memory_a_case_needs():
     assert "needs a cache of" in skip.reason
 
 
-def test_a_replay_file_names_it(tmp_path: Path):
-    """S-11: a case comes back in its format; a format that nobody knows is refused."""
+def test_a_replay_file_names_the_format(tmp_path: Path):
+    """S-11: a case is read back in its format, and an unknown format is refused."""
     path, case = tmp_path / "case.json", case_of("decode", "h9")
     save_case(case, "float16", path)
     assert load_case(path) == (case, "float16")

@@ -1,4 +1,4 @@
-"""Backends that end or hold up their process: the run goes on, names the test and fails."""
+"""Backends that end or block their process: the run continues, names the test and fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from running import FEW, NINE_HEADS, last_line, report_of, result_of, start_suit
     [("exits", "ended with status 0"), ("segfaults", "was killed by SIGSEGV")],
 )
 def test_a_process_that_ends_fails_its_test(backend: str, how: str, workers: str, tmp_path: Path):
-    """S-20: the test is named with its replay; those before and after it have their results."""
+    """S-20: the test is named with its replay command; all other tests have their results."""
     report = report_of(tmp_path, "--backend", f"ending:{backend}", "--workers", workers, *FEW)
     assert report["status"] == 1
     assert not report["conformant"]
@@ -32,32 +32,32 @@ def test_a_process_that_ends_fails_its_test(backend: str, how: str, workers: str
 
 
 def test_a_crash_comes_with_its_stack(tmp_path: Path):
-    """S-20: what the process said last is in the message."""
+    """S-20: the message contains the last output of the process."""
     message = result_of(report_of(tmp_path, "--backend", "ending:segfaults", *FEW), NINE_HEADS)
     assert "ending.py" in message["message"]
 
 
 @pytest.mark.parametrize("backend", ["segfaults", "hangs"])
 def test_the_stack_is_of_the_thread_that_ran_the_test(backend: str, tmp_path: Path):
-    """S-20: those of other threads, which only wait, do not take its place."""
-    beside = f"ending:{backend}-beside-threads"
-    report = report_of(tmp_path, "--backend", beside, "--timeout", "3", "--only", NINE_HEADS)
+    """S-20: the stacks of other threads, which only wait, are not in the message."""
+    threaded = f"ending:{backend}-beside-threads"
+    report = report_of(tmp_path, "--backend", threaded, "--timeout", "3", "--only", NINE_HEADS)
     message = result_of(report, NINE_HEADS)["message"]
     assert "in end" in message
     assert "in _wait" not in message
 
 
 def test_a_backend_that_always_ends_is_given_up(tmp_path: Path):
-    """S-20: what was not asked any more is said, and an older report is gone."""
+    """S-20: the report counts the tests without a result."""
     report = report_of(tmp_path, "--backend", "ending:exits-always")
     assert report["status"] == 1
     assert report["verdict"].startswith("NOT CONFORMANT: exits-always")
     assert any("gave up" in reason for reason in report["reasons_against"])
-    assert any("never answered" in reason for reason in report["reasons_against"])
+    assert any("no result" in reason for reason in report["reasons_against"])
 
 
 def test_one_cause_costs_no_other_test(tmp_path: Path):
-    """S-20: a backend that ends in many tests of one group answers all others."""
+    """S-20: if a backend ends in many tests of one group, all other tests still run."""
     few = ("-k", "decode-h and not 2k", "--dtypes", "float32")
     report = report_of(tmp_path, "--backend", "ending:exits-often", *few)
     died = {r["test"] for r in report["results"] if r.get("end") == "died"}
@@ -67,8 +67,8 @@ def test_one_cause_costs_no_other_test(tmp_path: Path):
     assert report["reasons_against"] == [f"{len(heads)} failing tests"]
 
 
-def test_a_process_that_cannot_load_the_backend_any_more_ends_no_run(tmp_path: Path):
-    """S-20: a fault may outlast the process that caused it; another one tries again."""
+def test_a_process_that_can_no_longer_load_the_backend_is_replaced(tmp_path: Path):
+    """S-20: a fault may outlast the process that caused it, so another process tries again."""
     (tmp_path / "loads").write_text("")
     environment = {"LOADS": str(tmp_path / "loads")}
     report = report_of(tmp_path, "--backend", "ending:fails_to_load_once", *FEW, **environment)
@@ -78,7 +78,7 @@ def test_a_process_that_cannot_load_the_backend_any_more_ends_no_run(tmp_path: P
 
 
 def test_a_backend_that_can_never_be_loaded_again_is_given_up(tmp_path: Path):
-    """S-20: the reason is that of the last process."""
+    """S-20: the report contains the error of the last process."""
     (tmp_path / "loads").write_text("")
     environment = {"LOADS": str(tmp_path / "loads")}
     report = report_of(tmp_path, "--backend", "ending:loads_only_once", *FEW, **environment)
@@ -95,7 +95,7 @@ def test_a_backend_that_can_never_be_loaded_again_is_given_up(tmp_path: Path):
     ],
 )
 def test_a_factory_that_ends_the_process_does_not_conform(backend: str, how: str, tmp_path: Path):
-    """S-20: no backend, no conformance; a report that an earlier run left is replaced."""
+    """S-20: without a backend the run is not conformant, and an older report is replaced."""
     module = "ending_early:create" if backend == "exits_when_imported" else f"ending:{backend}"
     (tmp_path / "report.json").write_text('{"conformant": true}')
     report = report_of(tmp_path, "--backend", module, "--timeout", "3")
@@ -105,16 +105,16 @@ def test_a_factory_that_ends_the_process_does_not_conform(backend: str, how: str
     assert any(how in reason for reason in report["reasons_against"]), report["reasons_against"]
 
 
-def test_a_copy_of_the_process_has_no_say(tmp_path: Path):
-    """S-20: what a backend forks and lets come back takes no test and gives no result."""
+def test_a_fork_of_the_process_sends_no_result(tmp_path: Path):
+    """S-20: a fork that a backend makes and that returns takes no test and sends no result."""
     report = report_of(tmp_path, "--backend", "ending:forks", *FEW)
     assert report["status"] == 0
     assert [r["outcome"] for r in report["results"]] == ["passed"] * 4
     assert report["totals"]["unanswered"] == 0
 
 
-def test_the_last_failure_leaves_nothing_unasked(tmp_path: Path):
-    """S-20: ``-x`` on a failure with nothing behind it stops nothing."""
+def test_a_failure_of_the_last_test_does_not_stop_the_run(tmp_path: Path):
+    """S-20: ``-x`` has no effect if no test is left after the failure."""
     report = report_of(tmp_path, "--backend", "ending:exits", "--only", NINE_HEADS, "-x")
     assert report["totals"]["unanswered"] == 0
     assert "stopped after" not in report["printed"]
@@ -122,7 +122,7 @@ def test_the_last_failure_leaves_nothing_unasked(tmp_path: Path):
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_test_has_a_time_limit(workers: str, tmp_path: Path):
-    """S-20: the test is named, where it hung too; what it started is gone; the others run."""
+    """S-20: the report names the test and where it hung; its child is killed; others run."""
     started = tmp_path / "started"
     report = report_of(
         tmp_path,
@@ -133,14 +133,14 @@ def test_a_test_has_a_time_limit(workers: str, tmp_path: Path):
     assert (report["totals"]["passed"], report["totals"]["timed-out"]) == (3, 1)
     hung = result_of(report, NINE_HEADS)
     assert hung["end"] == "timed-out"
-    assert "no answer after 3 s" in hung["message"]
+    assert "no result after 3 s" in hung["message"]
     assert "ending.py" in hung["message"]
     assert hung["replay"] in report["printed"]
     assert ended(int(started.read_text()))
 
 
-def test_a_run_that_is_ended_from_outside_reports(tmp_path: Path):
-    """S-20: what started it may end it; nothing is left behind, and the report says so."""
+def test_a_terminated_run_writes_its_report(tmp_path: Path):
+    """S-20: no process is left, and the report states that the run was interrupted."""
     started, path = tmp_path / "started", tmp_path / "report.json"
     arguments = ("--backend", "ending:hangs", "--report", str(path), *FEW)
     run = start_suite(*arguments, STARTED=str(started))
@@ -154,7 +154,7 @@ def test_a_run_that_is_ended_from_outside_reports(tmp_path: Path):
 
 
 def ended(process: int) -> bool:
-    """Return whether a process is gone, or soon is."""
+    """Return whether a process ends within 5 s."""
     for _ in range(50):
         try:
             state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""The expected-failures file refuses what it cannot hold anyone to."""
+"""The expected-failures file must have exact entries with a reason and a link."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_an_entry_is_read(tmp_path: Path):
-    """Id, reason and place to read more."""
+    """An entry has an id, a reason and a link."""
     entries = load_expected_failures(write(tmp_path, f"[[expected_failure]]\n{GOOD}"))
     test = "test_decode[decode-h9-bf16]"
     assert entries == {test: ExpectedFailure(test, "odd heads", "https://e.org/1")}
@@ -41,7 +41,7 @@ def test_an_entry_is_read(tmp_path: Path):
         *("number", "list-of-numbers", "no-toml"),
     ],
 )
-def test_a_loose_file_is_refused(tmp_path: Path, text: str, message: str):
-    """No reason, no entry."""
+def test_an_invalid_file_is_refused(tmp_path: Path, text: str, message: str):
+    """The error names the entry and what it must contain."""
     with pytest.raises(ValueError, match=message):
         load_expected_failures(write(tmp_path, text))

@@ -1,4 +1,4 @@
-"""Explanations are measured: the numbers on the page are those of a run like this."""
+"""The measurement of explanations prints and writes its numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def matrix_of(folder: Path, kills: dict[str, dict[str, dict[str, str]]]) -> Path
 def test_mutants_faults_and_right_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """S-5, S-7, S-10: a few of each kind; dumps are kept, and the page has the totals."""
+    """S-5, S-7, S-10: a few of each kind are explained; the dumps and the page are written."""
     monkeypatch.chdir(tmp_path)
     page, matrix = tmp_path / "page.md", tmp_path / "matrix.json"
     mutants = [{"name": name, "kills": kills} for name, kills in KILLS.items()]
@@ -73,7 +73,7 @@ def test_mutants_faults_and_right_steps(
 
 
 def test_without_a_matrix_the_tests_are_those_of_the_quick_verdicts_table():
-    """S-7: each known by its name in float32."""
+    """S-7: each test has its name in float32."""
     tests = dumps.tests_of_the_table()
     assert set(tests) <= set(MUTANTS)
     assert all("+" not in test for found in tests.values() for test in found)
@@ -82,10 +82,10 @@ def test_without_a_matrix_the_tests_are_those_of_the_quick_verdicts_table():
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{}"])
-def test_a_matrix_that_is_none(
+def test_an_invalid_matrix_is_refused(
     text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """S-20: one line says what is wrong with the file."""
+    """S-20: one line states the error in the file."""
     path = tmp_path / "mutants.json"
     if text is not None:
         path.write_text(text)
@@ -98,7 +98,7 @@ def test_a_matrix_that_is_none(
 def test_a_tie_is_ended_by_another_dump(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """S-5: on one step two faults predict the same, on the next test's only one does."""
+    """S-5: several faults explain the first step, and only one explains both steps."""
     monkeypatch.chdir(tmp_path)
     name = "one-key-too-many"
     kills = {
@@ -115,20 +115,20 @@ def test_a_tie_is_ended_by_another_dump(
     assert len(set(origins)) == 2
 
 
-def test_an_answer_of_another_type_has_no_dump():
-    """S-5: files have answers of the problem's type alone."""
+def test_an_output_of_another_type_has_no_dump():
+    """S-5: a dump can only contain outputs of the problem's type."""
     name, shown = "layers-answer-in-float64", "test_layer_whole[layer-prompts-fp32]"
     assert not list(dumps.failures(name, [shown]))
 
 
 def test_cases_that_a_format_does_not_allow_are_not_tried():
-    """S-11: groups of a quarter of a block ask nothing of blocks of 1 token."""
+    """S-11: scale groups of a quarter of a block do not exist in blocks of 1 token."""
     shown = "test_gather[gather-strided-fp32-fp8_block_group]"
     assert list(dumps.failures("codes-are-truncated", [shown])) == []
 
 
-def test_a_kill_by_bad_input_gives_way_to_one_by_a_step(tmp_path: Path):
-    """S-21: only steps can be dumped, and every mutant of prefill fails some."""
+def test_a_kill_by_bad_input_is_replaced_by_a_case(tmp_path: Path):
+    """S-21: a dump needs a step of a case, and every mutant of prefill fails one."""
     matrix = tmp_path / "mutants.json"
     kills = {
         "prefill": {"rule": "test_bad_prefill[q-nope-dtype]"},
@@ -141,7 +141,7 @@ def test_a_kill_by_bad_input_gives_way_to_one_by_a_step(tmp_path: Path):
 
 
 def test_unknown_mutants_are_refused(capsys: pytest.CaptureFixture[str]):
-    """Before anything runs."""
+    """The command refuses them before anything runs."""
     with pytest.raises(SystemExit):
         main(["no-such-mutant"])
     assert "no-such-mutant" in capsys.readouterr().err

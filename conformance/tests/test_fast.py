@@ -1,4 +1,4 @@
-"""The budget class of products of 8 bits: fair to every way of rounding, not to a wrong scale."""
+"""The budget for fast products of 8 bits accepts every way of rounding and no wrong scale."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUPS = ("decode", "extend", "mixed", "verify", "formats")
 
 
 def rounded(x: Array, scale: Array | float) -> Array:
-    """Return what e4m3 keeps of numbers at a scale."""
+    """Return numbers rounded to e4m3 at a scale."""
     return widen(decode(encode(x / scale))) * scale
 
 
@@ -43,10 +43,10 @@ def attending(
     part: int = 2**31,
     weight_scale: Callable[[Array], Array | float] = lambda _: 2.0**-7,
 ) -> Oracle:
-    """Return an oracle that rounds queries and weights, in its own way.
+    """Return an oracle that rounds queries and weights in a given way.
 
-    Answers over `part` keys each are rounded to the type of the output, if there are several.
-    Weights, the largest of which is 1, are rounded at their `weight_scale`.
+    If there are several parts of `part` keys, their outputs are rounded to the type of the output.
+    The largest weight is 1; weights are rounded at `weight_scale`.
     """
 
     def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
@@ -86,7 +86,7 @@ IMPLEMENTATIONS = {
 
 
 def cases(group: str) -> list[Case]:
-    """Return the cases of a group that are asked in cache formats of 8 bits, small ones."""
+    """Return the small cases of a group that run in cache formats of 8 bits."""
     run = Run(ReferenceBackend(), "x:y", "small", load_profile(STRICT), ("bfloat16",))
     return [
         param.case
@@ -98,8 +98,8 @@ def cases(group: str) -> list[Case]:
 
 @pytest.mark.parametrize("oracle", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_whoever_rounds_to_8_bits_is_within_budget(oracle: Oracle, group: str):
-    """S-5, S-7: scales of queries and sums of weights are an implementation's own."""
+def test_implementations_that_round_to_8_bits_are_within_budget(oracle: Oracle, group: str):
+    """S-5, S-7: an implementation chooses the scales of queries and the sums of weights."""
     for case in cases(group):
         backend = ReferenceBackend(capabilities=FAST, oracle=oracle)
         Trial(backend, case, SMALL, "bfloat16").check_attention()
@@ -107,7 +107,7 @@ def test_whoever_rounds_to_8_bits_is_within_budget(oracle: Oracle, group: str):
 
 @pytest.mark.parametrize("cache_format", [None, "fp8_e4m3"])
 def test_only_backends_that_declare_it_may(cache_format: str | None):
-    """S-5: and only over caches of 8 bits."""
+    """S-5: fast products are allowed only if declared, and only over caches of 8 bits."""
     [case] = [case for case in cases("decode") if case.id == "decode-h9"][:1]
     case, oracle = replace(case, cache_format=cache_format), IMPLEMENTATIONS["a scale per token"]
     declared = FAST if cache_format is None else CAPABILITIES
@@ -141,7 +141,7 @@ WRONG = {
 @pytest.mark.parametrize("name", ["scale-0.03", "scale-7"])
 @pytest.mark.parametrize("oracle", WRONG.values(), ids=WRONG)
 def test_a_wrong_scale_is_outside(oracle: Oracle, name: str):
-    """S-11: whatever the products."""
+    """S-11: a wrong scale is wrong with exact and with fast products."""
     [case] = [c for c in cases("formats") if (c.name, c.cache_format) == (name, "fp8_e4m3")]
     trial = Trial(ReferenceBackend(capabilities=FAST, oracle=oracle), case, SMALL, "bfloat16")
     with pytest.raises(Mismatch, match=r"\[S-[57]\] "):
@@ -149,7 +149,7 @@ def test_a_wrong_scale_is_outside(oracle: Oracle, name: str):
 
 
 def equal_scores() -> Case:
-    """Return the case whose keys all weigh nearly the same."""
+    """Return the case whose keys all have nearly the same weight."""
     [case] = [
         case
         for case in cases("formats")
@@ -159,7 +159,7 @@ def equal_scores() -> Case:
 
 
 def lse_of_rounded_weights(peak: float) -> Oracle:
-    """Return an oracle whose weights are e4m3, relative to `peak` past the highest score."""
+    """Return an oracle with weights in e4m3, relative to `peak` above the highest score."""
 
     def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
         out, lse, *bounds = attend_one(problem, query, keys, rounding)
@@ -171,19 +171,19 @@ def lse_of_rounded_weights(peak: float) -> Oracle:
     return scoring(RIGHT, attend)
 
 
-def test_rounding_that_all_keys_share_may_not_show_in_the_lse():
-    """S-7: the roundings of equal weights do not average out; a sum of exact ones has none."""
+def test_a_rounding_of_all_keys_must_not_appear_in_the_lse():
+    """S-7: roundings of equal weights do not cancel out; a sum of exact weights has none."""
     backend = ReferenceBackend(capabilities=FAST, oracle=lse_of_rounded_weights(peak=0.3))
     trial = Trial(backend, equal_scores(), SMALL, "bfloat16")
     with pytest.raises(Mismatch, match=r"\[S-7\] lse"):
         trial.check_attention()
 
 
-def test_equal_weights_may_lie_midway_between_two_numbers():
-    """S-5: each is then rounded by as much as can be, some up and some down.
+def test_equal_weights_may_be_midway_between_two_numbers():
+    """S-5: the roundings of such weights are as large as possible, up and down.
 
     The dims are those of a model: with 32 columns the signs of these errors are not independent of
-    the values, and some elements are past the budget.
+    the values, and some elements are outside the budget.
     """
     oracle = attending(
         lambda q: np.abs(q).max(axis=1, keepdims=True) / 448,
@@ -195,15 +195,15 @@ def test_equal_weights_may_lie_midway_between_two_numbers():
 
 
 def longer(factor: float) -> Oracle:
-    """Return an oracle that rounds to 8 bits, and whose answers are longer by a factor."""
+    """Return an oracle that rounds to 8 bits and multiplies its outputs by a factor."""
     of_8_bits = IMPLEMENTATIONS["a scale per head"]
     return answering(of_8_bits, lambda _p, _b, a: replace(a, out=a.out * a.out.dtype.type(factor)))
 
 
 @pytest.mark.parametrize("factor", [0.97, 1.03])
 @pytest.mark.parametrize("group", ["decode", "verify", "formats"])
-def test_answers_of_another_length_are_outside(factor: float, group: str):
-    """S-5: single elements hide 3 % among errors that are not all of the same sign."""
+def test_outputs_of_another_length_are_outside(factor: float, group: str):
+    """S-5: budgets of single elements do not find 3 %, because errors have both signs."""
 
     def is_killed(case: Case) -> bool:
         backend = ReferenceBackend(capabilities=FAST, oracle=longer(factor))
@@ -216,16 +216,16 @@ def test_answers_of_another_length_are_outside(factor: float, group: str):
     assert any(map(is_killed, cases(group)))
 
 
-def test_schedules_are_asked_of_exact_products():
-    """S-19: dense answers have no allowance."""
+def test_schedules_run_in_other_formats_only_with_exact_products():
+    """S-19: dense outputs have no allowance for fast products."""
     run = Run(
         ReferenceBackend(capabilities=FAST), "x:y", "small", load_profile(STRICT), ("bfloat16",)
     )
     assert not any("fp8" in param.id for param in trace_params(run))
 
 
-def test_layers_are_asked_over_plain_caches_alone():
-    """Layers have no budget for products of 8 bits: no format is asked that may have them."""
+def test_layers_run_only_over_plain_caches():
+    """Layers have no budget for products of 8 bits, so they run in no format of 8 bits."""
     for capabilities, expected in ((FAST, 1), (CAPABILITIES, 5)):
         backend = ReferenceBackend(capabilities=capabilities)
         run = Run(backend, "x:y", "small", load_profile(STRICT), ("float32",))

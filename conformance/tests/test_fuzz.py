@@ -1,4 +1,4 @@
-"""The search for failing schedules: it finds, shrinks, prints and replays."""
+"""The search finds, shrinks, prints and replays failing schedules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = "paged-mla fuzz: --backend"
 
 
 def test_generated_schedules_through_the_reference():
-    """S-19: numbered schedules in every dtype; most situations within a few of them."""
+    """S-19: a few numbered schedules in every dtype reach most situations."""
     sweep = Sweep()
     for seed in range(12):
         sweep.run(create(), SMALL, ("float32", "float16", "bfloat16"), seed)
@@ -46,7 +46,7 @@ def test_a_wrong_backend_fails_by_number():
 
 
 def test_the_command_sweeps_and_searches(capsys: pytest.CaptureFixture[str]):
-    """S-19: the reference survives both, and the coverage table is printed."""
+    """S-19: the reference passes both, and the coverage table is printed."""
     few = ["--schedules", "2", "--production", "1", "--examples", "5", "--cases", "20"]
     assert main(["--backend", REFERENCE, *few]) == 0
     printed = capsys.readouterr().out
@@ -56,16 +56,16 @@ def test_the_command_sweeps_and_searches(capsys: pytest.CaptureFixture[str]):
     assert "hypothesis: no failing schedule" in printed
 
 
-def test_what_is_not_declared_is_not_searched(capsys: pytest.CaptureFixture[str]):
-    """S-20: a backend that refuses whatever it does not declare is right in what is left."""
+def test_the_search_uses_only_declared_capabilities(capsys: pytest.CaptureFixture[str]):
+    """S-20: a backend that refuses undeclared problems passes all that runs."""
     few = ["--schedules", "6", "--production", "8", "--examples", "3", "--cases", "10"]
     assert main(["--backend", "causal_only:narrow", *few]) == 0
-    assert "not asked, as they need what is not declared, 0 failures" in capsys.readouterr().out
+    assert " not supported, 0 failures" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("steps", ["0", "5"])
-def test_a_search_that_asks_nothing_finds_nothing_right(steps: str):
-    """S-20: no schedule does without rows of several lengths."""
+def test_a_search_in_which_nothing_runs_fails(steps: str):
+    """S-20: every schedule needs rows of several lengths."""
     nothing = ["--skip-corpus", "--production", "0", "--examples", "0", "--cases", "0"]
     numbered = ["--schedules", "3", "--steps", steps]
     assert main(["--backend", "closed:without_mixed", *nothing, *numbered]) == 1
@@ -82,32 +82,32 @@ def test_a_search_that_asks_nothing_finds_nothing_right(steps: str):
 def test_a_search_without_a_backend(
     backend: str, status: int, message: str, capsys: pytest.CaptureFixture[str]
 ):
-    """S-20: one line says why nothing was asked."""
+    """S-20: one line states why nothing runs."""
     assert main(["--backend", backend]) == status
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(message)
 
 
 def test_a_search_whose_backend_cannot_be_imported(capsys: pytest.CaptureFixture[str]):
-    """S-20: the traceback says where."""
+    """S-20: the traceback is printed."""
     assert main(["--backend", "no_package:create"]) == 2
     assert "no_package.py" in capsys.readouterr().err
 
 
-def test_what_a_device_has_no_memory_for_is_no_failure(tmp_path: Path):
-    """It is counted, in a sweep of schedules and of cases."""
+def test_too_little_memory_is_not_a_failure(tmp_path: Path):
+    """A sweep counts the schedules and cases without memory as skipped."""
     sweep, tiny = Sweep(), no_memory.everywhere()
     sweep.run(tiny, SMALL, ("float32",), 3)
     sweep.run_case(tiny, SMALL, ("float32",), 2, tmp_path)
     assert (sweep.without_memory, sweep.failures) == (2, {})
-    assert "2 not run: memory, 0 failures" in sweep.summary()
+    assert "2 skipped (too little memory), 0 failures" in sweep.summary()
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_failure_is_shrunk_printed_and_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """S-19: the smallest schedule that fails comes as a table and as a file that fails again."""
+    """S-19: the smallest failing schedule is printed as a table and written to a replay file."""
     wrong = "paged_mla_conformance.meta.mutants.backends:context-is-added-twice"
     search = ["--backend", wrong, "--schedules", "0", "--production", "0", "--cases", "0"]
     search += ["--examples", "40", "--skip-corpus"]
@@ -125,7 +125,7 @@ def test_a_failure_is_shrunk_printed_and_replayed(
 def test_a_failing_case_is_shrunk_printed_and_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """S-17: the smallest case that fails comes as a literal and as a file that fails again."""
+    """S-17: the smallest failing case is printed as a literal and written to a replay file."""
     wrong = "paged_mla_conformance.meta.mutants.backends:slots-follow-positions"
     search = ["--backend", wrong, "--skip-corpus", "--schedules", "0", "--examples", "0"]
     search += ["--production", "0"]
@@ -144,14 +144,14 @@ def test_a_failing_case_is_shrunk_printed_and_replayed(
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_case_survives_its_file(group: str, tmp_path: Path):
-    """S-17: every field comes back."""
+    """S-17: every field is read back."""
     for case in GROUPS[group]:
         save_case(case, "float16", tmp_path / "case.json")
         assert load_case(tmp_path / "case.json") == (case, "float16")
 
 
 def test_another_version_is_refused(tmp_path: Path):
-    """S-17: a file of another format is not read as this one."""
+    """S-17: a file with another version of the format is refused."""
     path = tmp_path / "case.json"
     path.write_text('{"version": 0, "dtype": "float32", "case": {}}')
     with pytest.raises(InvalidArgument, match="version"):
@@ -159,14 +159,14 @@ def test_another_version_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", corpus_files(), ids=lambda path: path.stem)
-def test_what_failed_once_is_right(path: Path):
-    """S-19: the reference answers every case and schedule that broke something."""
+def test_the_reference_passes_the_corpus(path: Path):
+    """S-19: the reference passes every case and schedule that failed once."""
     assert replay(create(), SMALL, "float32", path)
 
 
 @pytest.mark.parametrize(
     "path", [p for p in corpus_files() if p.stem in MUTANTS], ids=lambda path: path.stem
 )
-def test_what_failed_once_can_fail(path: Path):
-    """S-19: a file called after a mutant is one that the mutant fails."""
+def test_mutants_fail_their_file_of_the_corpus(path: Path):
+    """S-19: a mutant fails the file with its name."""
     assert not replay(mutant(path.stem), SMALL, "float32", path)

@@ -1,4 +1,4 @@
-"""A runner beside another one: what it plans is another step, and a legal one."""
+"""Runners whose calls are interleaved: the other runner plans other, legal steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _case(group: str, name: str) -> Case:
     "case", [c for c in ASKED if not c.is_large and not c.cache_elements], ids=lambda case: case.id
 )
 def test_the_other_step_is_legal(case: Case):
-    """S-1, S-14, S-17: as many rows and tokens, for the other problem too, and other blocks."""
+    """S-1, S-14, S-17: the other step has the same shape and other blocks."""
     for step in build_steps(case, SMALL, "float32"):
         stage = Stage.of(step)
         other = decoy_step(stage.problem, stage.batch)
@@ -46,8 +46,8 @@ def test_the_other_step_is_legal(case: Case):
         assert same == (not stage.batch.seq_lens.any())
 
 
-def test_scales_and_ropes_are_other_ones():
-    """S-5, S-11, S-12: of all that a runner could take from another one, nothing is alike."""
+def test_the_other_problem_has_other_scales_and_ropes():
+    """S-5, S-11, S-12: a runner that uses values of the other runner is wrong."""
     problem = _case("formats", "scale-7").problem(SMALL, "float32")
     other = decoy_problem(problem, CAPABILITIES)
     assert (other.softmax_scale, other.cache_scale) == (2 * problem.softmax_scale, 14.0)
@@ -56,7 +56,7 @@ def test_scales_and_ropes_are_other_ones():
 
 
 def test_plans_come_between_calls():
-    """S-17: the first step is planned once by its runner, every call's shape by the other one."""
+    """S-17: the runner plans its first step once; the other runner plans before every call."""
     planned: list[tuple[float, int]] = []
 
     class Noting(ForwardingRunner):
@@ -71,8 +71,8 @@ def test_plans_come_between_calls():
     assert planned == [(own, others[0][1]), *others]
 
 
-def test_nothing_is_planned_that_cannot_be():
-    """S-17: plans that nobody declares, and a second cache that is huge."""
+def test_no_other_runner_without_plans_or_with_a_huge_cache():
+    """S-17: the other runner needs the operation plan and memory for a second cache."""
     without = replace(CAPABILITIES, ops=CAPABILITIES.ops - {"plan"})
     small, huge = (_case("gather", name) for name in ("bs16", "2g-elements"))
     for capabilities, case in ((without, small), (CAPABILITIES, huge)):
@@ -83,27 +83,27 @@ def test_nothing_is_planned_that_cannot_be():
 
 @pytest.mark.parametrize("name", ["again", "padded-again", "trees-again"])
 def test_bits_of_later_layers_are_compared(name: str):
-    """S-17: a rounding that only a runner's later steps have."""
+    """S-17: a rounding that only later steps of a runner have is found."""
     trial = Trial(
         mutant("layer-splits-follow-the-first-step"), _case("layer", name), SMALL, "float32"
     )
-    with pytest.raises(Mismatch, match="against a fresh runner"):
+    with pytest.raises(Mismatch, match="compared with a new runner"):
         check_layer(trial)
 
 
 @pytest.mark.parametrize("name", ["again", "padded-again"])
 def test_bits_of_later_prefills_are_compared(name: str):
-    """S-17: a rounding that only a runner's later prefills have."""
+    """S-17: a rounding that only later prefills of a runner have is found."""
     case = _case("prefill", name)
     Trial(mutant("right"), case, SMALL, "float32").check_prefill()
     wrong = mutant("prefill-tiles-follow-the-first-step")
-    with pytest.raises(Mismatch, match="against a fresh runner"):
+    with pytest.raises(Mismatch, match="compared with a new runner"):
         Trial(wrong, case, SMALL, "float32").check_prefill()
 
 
 @pytest.mark.parametrize("name", ["mixed", "drafts", "non-causal"])
 def test_bits_of_layers_of_other_rows_are_compared(name: str):
-    """S-20: a rounding that only rows which are alone have."""
+    """S-20: a rounding that only single rows have is found."""
     case = _case("batch_invariant", name)
     check_layer_bits(Trial(mutant("right"), case, SMALL, "float32"))
     with pytest.raises(Mismatch, match=r"\[S-20\].*row 0 alone, absorbed"):
@@ -111,7 +111,7 @@ def test_bits_of_layers_of_other_rows_are_compared(name: str):
 
 
 def test_layers_in_both_forms_keep_their_bits():
-    """S-20: a rounding of materialized rows alone."""
+    """S-20: a rounding that only materialized rows have is found."""
 
     class Materialized(ForwardingRunner):
         def __init__(self, problem: Problem, inner: Runner) -> None:

@@ -1,4 +1,4 @@
-"""What is held of a whole layer beyond its numbers."""
+"""The output of a whole layer must have the dtype of the problem."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ ALL_TOKENS = sum(row.query_len for row in PROMPTS.rows)
 
 
 class Wide(ForwardingRunner):
-    """Answers come as they were accumulated."""
+    """Returns outputs in float32."""
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Widen."""
+        """Convert the output to float32."""
         answer = self.inner.layer(batch)
         return Output(answer.out.astype(np.float32), answer.lse)
 
 
 class WideInChunks(Wide):
-    """Answers come as they were accumulated, those of whole prompts do not."""
+    """Returns outputs in float32, except those of whole prompts."""
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Widen what is shorter."""
+        """Convert the outputs of chunks to float32."""
         whole = batch.num_tokens == ALL_TOKENS
         return self.inner.layer(batch) if whole else super().layer(batch)
 
 
 @pytest.mark.parametrize("wide", [Wide, WideInChunks])
-def test_answers_of_layers_have_the_type_of_the_problem(wide: type[ForwardingRunner]):
-    """S-5: a wider one is as wrong as any other."""
+def test_outputs_of_layers_have_the_dtype_of_the_problem(wide: type[ForwardingRunner]):
+    """S-5: a wider dtype is wrong too."""
     backend = MutantBackend(wrap=wide, capabilities=CAPABILITIES)
     with pytest.raises(Mismatch, match="dtype float32, expected bfloat16"):
         check_layer(Trial(backend, PROMPTS, SMALL, "bfloat16"))

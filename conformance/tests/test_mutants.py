@@ -1,4 +1,4 @@
-"""The proof that the suite can fail can itself fail."""
+"""The run of mutants reports mutants that the suite does not find."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PAGE = Path(__file__).parent.parent / "docs" / "mutants.md"
 
 @pytest.mark.parametrize("fault_class", FaultClass, ids=lambda fault_class: fault_class.name)
 def test_every_class_of_faults_has_a_mutant(fault_class: FaultClass):
-    """No class of faults is only a word."""
+    """Every class of faults has a mutant."""
     assert any(fault.fault_class is fault_class for fault in MUTANTS.values())
 
 
 def test_the_list_is_long_and_its_rules_exist():
-    """One list, of the oracle's, the runners' and the engine's."""
+    """The list has at least 80 mutants of all kinds."""
     assert len(MUTANTS) >= 80
     assert all(set(fault.rules) <= set(RULES) for fault in MUTANTS.values())
 
@@ -37,7 +37,7 @@ def test_the_list_is_long_and_its_rules_exist():
     [
         ("lse-in-base-2", "decode"),
         ("the-peak-is-raised-to-a-power-of-two", "exact"),
-        ("weights-are-cut-off", "exact"),  # by its mean square alone
+        ("weights-are-cut-off", "exact"),  # only by its mean square
         ("chunk-partials-in-two-bases", "prefill"),
         ("prefill-lse-is-in-base-2", "layer"),
         ("query-scales-are-inverted", "queries"),
@@ -47,11 +47,11 @@ def test_the_list_is_long_and_its_rules_exist():
         ("bad-input-is-swallowed", "errors"),
         ("positions-in-front-of-rows-are-written", "bounded"),
         ("empty-partials-are-multiplied-by-zero", "merge"),
-        ("padding-past-256-tokens-is-not-written", "empty"),  # by a case of many rows alone
+        ("padding-past-256-tokens-is-not-written", "empty"),  # only by a case of many rows
     ],
 )
 def test_a_mutant_is_killed(name: str, group: str):
-    """S-7, S-8, S-11, S-13, S-17, S-20, S-21: each kind falls to the group meant for it."""
+    """S-7, S-8, S-11, S-13, S-17, S-20, S-21: the group for its kind kills each mutant."""
     kills = kill(name, "-k", f"test_{group}")
     assert kills.by() == [group]
 
@@ -64,50 +64,50 @@ def test_a_mutant_is_killed(name: str, group: str):
     ],
 )
 def test_a_schedule_that_breaks_a_rule_is_a_failure(name: str, schedule: str):
-    """S-13: a right backend refuses the step, and the engine that made it is at fault."""
+    """S-13: a right backend refuses the step of a wrong engine."""
     assert kill(name, "-k", schedule).by() == ["trace"]
 
 
 def test_the_right_backend_is_not_killed():
-    """The suite tells right from wrong."""
+    """The suite does not fail the right backend."""
     assert kill("right", "-k", "test_decode or test_merge").groups == {}
 
 
 def test_a_mutant_that_no_test_can_see_survives():
-    """S-17: a fault between steps goes unnoticed where there is one step."""
+    """S-17: tests with one step do not find a fault between steps."""
     kills = kill("answers-share-one-buffer", "-k", "test_decode")
     assert Matrix([kills], Kills("right")).faults == ["answers-share-one-buffer survives"]
 
 
 def test_a_suite_that_does_not_run_is_an_error():
-    """S-20: a mutant that was not asked has not survived."""
-    with pytest.raises(NothingAsked, match="the suite was not put to lse-in-base-2"):
+    """S-20: a mutant on which no test ran has not survived."""
+    with pytest.raises(NothingAsked, match="no test of the suite ran on lse-in-base-2"):
         kill("lse-in-base-2", "-k", "no_test_is_called_so")
 
 
 def test_a_choice_of_no_test_is_an_error(capsys: pytest.CaptureFixture[str]):
-    """The command says what no test is called."""
+    """The command names the expression that matches no test."""
     with pytest.raises(SystemExit):
         __main__.main(["lse-in-base-2", "--workers", "1", "-k", "no_test_is_called_so"])
-    assert "-k: got 'no_test_is_called_so': the suite was not put" in capsys.readouterr().err
+    assert "-k: got 'no_test_is_called_so': no test of the suite ran" in capsys.readouterr().err
 
 
-def test_a_crash_is_no_kill():
-    """S-5: an exception, or an assertion of another rule, proves nothing."""
+def test_a_crash_is_not_a_kill():
+    """S-5: an exception or an assertion of another rule does not count as a kill."""
     kills = Kills("lse-in-base-2", {"decode": {"crash": "test_decode[decode-h1-fp32]"}})
     [fault] = Matrix([kills], Kills("right")).faults
-    assert "by no assertion of a rule it breaks" in fault
+    assert "but no assertion of a rule that it breaks" in fault
 
 
-def test_a_suite_that_kills_the_right_backend_is_at_fault():
-    """A test that fails for everything proves nothing."""
+def test_a_failure_of_the_right_backend_is_a_defect_of_the_suite():
+    """A test that always fails is wrong."""
     right = Kills("right", {"decode": {"other": "test_decode[decode-h1-fp32]"}})
     [fault] = Matrix([], right).faults
     assert fault.startswith("the right backend fails")
 
 
 def killed(name: str) -> Kills:
-    """Return what the suite may do to a mutant."""
+    """Return the kills of a mutant that one test kills."""
     return Kills(name, {"decode": {"rule": "test_decode[decode-h1-fp32]"}})
 
 
@@ -125,19 +125,19 @@ def test_the_page_names_every_mutant_with_its_reports(tmp_path: Path):
 
 
 def test_the_committed_summary_is_that_of_the_list():
-    """It counts every mutant, and says that each is killed."""
+    """It counts every mutant as killed."""
     all_killed = Matrix([killed(name) for name in MUTANTS], Kills("right"))
     assert PAGE.read_text().startswith(all_killed.summary_page())
 
 
 def test_every_project_is_cited():
-    """Each citation leads to a known project, and no project is listed for nothing."""
+    """Each citation is of a known project, and each known project is cited."""
     cited = {re.split("[#@]", c)[0] for d in MUTANTS.values() for c in (*d.citations, *d.akin)}
     assert cited == set(PROJECTS)
 
 
 def test_the_command_takes_names(capsys: pytest.CaptureFixture[str]):
-    """S-7: one mutant, printed with the groups that kill it."""
+    """S-7: the command prints one mutant with the groups that kill it."""
     assert __main__.main(["lse-in-base-2", "--workers", "2", "-k", "test_decode"]) == 0
     printed = capsys.readouterr().out
     assert "lse-in-base-2: decode\n" in printed
@@ -146,19 +146,19 @@ def test_the_command_takes_names(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize("part", [["lse-in-base-2"], ["-k", "test_decode"]])
 def test_a_page_of_a_part_is_an_error(part: list[str], capsys: pytest.CaptureFixture[str]):
-    """A page says what becomes of every mutant."""
+    """A page needs the results of every mutant and every test."""
     with pytest.raises(SystemExit):
         __main__.main([*part, "--page", "mutants.md"])
     assert (
-        "--page, --summary and --table need every mutant, and every test" in capsys.readouterr().err
+        "--page, --summary and --table need every mutant and every test" in capsys.readouterr().err
     )
 
 
 def test_an_unknown_mutant_is_an_error():
-    """Neither the command nor the loader makes one up."""
+    """The command and the module of backends refuse an unknown name."""
     with pytest.raises(SystemExit):
         __main__.main(["no-such-mutant"])
-    with pytest.raises(AttributeError, match="no mutant is called"):
+    with pytest.raises(AttributeError, match="no mutant has the name"):
         getattr(backends, "no-such-mutant")
 
 
@@ -187,12 +187,12 @@ def test_an_unknown_mutant_is_an_error():
     ],
 )
 def test_what_a_mutant_changes_is_known(name: str, changed: set[str]):
-    """S-20: tests of anything else are not asked, since they would find the right backend."""
+    """S-20: tests of other operations do not run, because the mutant does not change them."""
     assert backends.changes(name) == changed
 
 
 def test_engine_mutants_are_right_backends():
-    """S-13: their fault is in the schedules they are asked."""
+    """S-13: their fault is in the schedules that they run."""
     assert mutant("hash-ignores-the-parent").oracle == mutant("right").oracle
     with broken_engine("lse-in-base-2") as nothing:
         assert nothing is None

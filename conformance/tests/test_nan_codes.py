@@ -1,4 +1,4 @@
-"""Codes of 8 bits that are no number: what the suite says of a backend that hides them (S-11)."""
+"""Codes of 8 bits that represent NaN: the suite finds a backend that hides them (S-11)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPABILITIES = replace(EVERY_FORMAT, cache_formats=frozenset({"fp32", "fp8_e4m3"
 
 
 def hiding(what: str, value: float) -> Trial:
-    """Return the step against a backend whose `what` is `value` wherever it would be NaN."""
+    """Return a trial of a backend that replaces NaN in the output `what` by `value`."""
 
     class Hides(ForwardingRunner):
         def attend(self, batch: Batch) -> Output:
@@ -41,8 +41,8 @@ def hiding(what: str, value: float) -> Trial:
 @pytest.mark.parametrize("code", NAN_CODES)
 @pytest.mark.parametrize(("what", "elements"), [("out", 64), ("lse", 2)])
 @pytest.mark.parametrize("value", [0.5, np.inf, -np.inf])
-def test_the_answer_that_is_not_nan_is_named(code: int, what: str, elements: int, value: float):
-    """Of out and lse the wrong one, and what it holds."""
+def test_an_output_that_is_not_nan_is_named(code: int, what: str, elements: int, value: float):
+    """The error names the wrong output and its first value."""
     said = rf"\[S-11\] {what}: {elements} of {elements} .* {code:#04x} are not NaN .* is {value}$"
     with pytest.raises(Mismatch, match=said):
         check_nan_code(hiding(what, value), code)

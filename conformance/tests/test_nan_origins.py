@@ -1,4 +1,4 @@
-"""Which origin of a NaN a run finds, from what its test gives over other memory."""
+"""A run finds the origin of a NaN from the results of its test over other memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def result(message: str, outcome: str = "failed") -> Result:
 
 
 def varied_by(given: tuple[Any, ...], environment: dict[str, str] | None) -> str:
-    """Return what differs in a run of a test from its first run."""
+    """Return the difference between a run of a test and its first run."""
     if environment:
         return environment[nan_origins.SURROUNDINGS]
     return "stale" if any("stale" in str(argument) for argument in given[3:]) else "unchanged"
@@ -49,7 +49,7 @@ def varied_by(given: tuple[Any, ...], environment: dict[str, str] | None) -> str
         ("zeros-in-buffers", "gpu", BARE, NanOrigin.NOT_UNREAD),
     ],
 )
-def test_the_memory_without_which_there_is_no_nan_is_its_origin(
+def test_the_memory_whose_zeros_remove_a_nan_is_its_origin(
     monkeypatch: pytest.MonkeyPatch,
     removes: str,
     mode: str,
@@ -57,7 +57,7 @@ def test_the_memory_without_which_there_is_no_nan_is_its_origin(
     origin: NanOrigin,
     message: str,
 ):
-    """S-9: memory that a GPU alone has is not varied on a CPU."""
+    """S-9: memory that only a GPU has is not varied on a CPU."""
     varied = []
 
     def run_again(*given: Any, environment: dict[str, str] | None = None) -> Result:
@@ -97,7 +97,7 @@ def test_a_test_that_does_not_run_again_has_no_origin(
 def test_a_wild_address_can_come_from_memory_too(
     monkeypatch: pytest.MonkeyPatch, removes: str, origin: NanOrigin | None
 ):
-    """S-9: an index that a kernel reads from memory that it has not written is any number."""
+    """S-9: an index in memory that the kernel has not written may be any number."""
 
     def run_again(*given: Any, environment: dict[str, str] | None = None) -> Result:
         value = varied_by(given, environment)
@@ -109,8 +109,8 @@ def test_a_wild_address_can_come_from_memory_too(
     assert report.nan_origins.get("test_decode[a]") == origin
 
 
-def test_a_symptom_that_does_not_show_again_has_no_origin(monkeypatch: pytest.MonkeyPatch):
-    """S-9: the zeros may have removed it, or chance."""
+def test_a_symptom_that_does_not_appear_again_has_no_origin(monkeypatch: pytest.MonkeyPatch):
+    """S-9: the zeros or chance may have removed the symptom."""
 
     def run_again(*given: Any, environment: dict[str, str] | None = None) -> Result:
         shows = varied_by(given, environment) == "stale"

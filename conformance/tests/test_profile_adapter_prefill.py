@@ -1,4 +1,4 @@
-"""A prefill in an engine's terms: what nobody reads is plain, and only that is changed."""
+"""A prefill in the profile ``stale``: only memory that is not read has other numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paged_mla_shared.problem import Output
 
 @pytest.mark.parametrize("name", ["halves", "empty-causal"])
 def test_stale_numbers_are_plain(name: str):
-    """S-9: neither NaN nor huge; strides and all that is read stay, and so does the answer."""
+    """S-9: all numbers are finite and small; strides, read numbers and the output stay."""
     shown: list[PrefillBatch] = []
 
     class Looks(ForwardingRunner):

@@ -1,4 +1,4 @@
-"""Profiles change what a backend is shown and how its answers are taken, and nothing else."""
+"""Profiles change only the inputs of a backend and the interpretation of its outputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPEAKERS = [
 
 
 def named(profile: str, folder: Path) -> str:
-    """Return a profile's name; of a line of TOML, that of a file which holds it."""
+    """Return the name of a profile, or the path of a new file for lines of TOML."""
     if "=" not in profile:
         return profile
     path = folder / "own.toml"
@@ -47,7 +47,7 @@ def named(profile: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(("profile", "speaker"), SPEAKERS)
 def test_a_convention_is_no_failure(profile: str, speaker: str, tmp_path: Path):
-    """A right backend that speaks as its engine does passes in that profile alone."""
+    """A right backend with the conventions of its engine passes only in that profile."""
     done = run_suite(
         *("--backend", f"speaking:{speaker}", "--profile", named(profile, tmp_path)),
         *("--dtypes", "float32", "-k", f"({TOUCHED}) and not (errors or {UNTOUCHED})"),
@@ -68,14 +68,14 @@ def test_a_convention_is_no_failure(profile: str, speaker: str, tmp_path: Path):
         ("lengths-are-those-of-the-first-step", "replay"),
     ],
 )
-def test_the_contract_forgives_no_wrong_answer(fault: str, group: str):
-    """S-5, S-7, S-8, S-10, S-17: what a request gets, and what is written, is judged."""
+def test_the_contract_finds_wrong_outputs(fault: str, group: str):
+    """S-5, S-7, S-8, S-10, S-17: outputs of requests and writes to the cache are checked."""
     assert group in kill(fault, "-k", f"test_{group}", "--mla-profile=contract").by()
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
-def test_no_profile_forgives_a_wrong_answer(path: Path):
-    """S-5: whatever the terms, a newest key that is not counted is found in plain decoding."""
+def test_every_profile_finds_wrong_outputs(path: Path):
+    """S-5: in every profile, plain decoding finds a newest key that is not counted."""
     found = kill("newest-key-is-not-counted", "-k", "test_decode", f"--mla-profile={path}")
     assert found.by() == ["decode"]
 
@@ -89,14 +89,14 @@ def test_no_profile_forgives_a_wrong_answer(path: Path):
         ("bad-input-is-swallowed", "errors"),
     ],
 )
-def test_the_contract_asks_less_than_the_rules(fault: str, group: str):
-    """S-6, S-9: hardening is asked by the strict profile alone."""
+def test_the_contract_checks_less_than_the_rules(fault: str, group: str):
+    """S-6, S-9: only the strict profile has poison, empty rows and bad input."""
     assert kill(fault, "-k", f"test_{group}", "--mla-profile=contract").groups == {}
     assert kill(fault, "-k", f"test_{group}").by() == [group]
 
 
-def test_strict_speaks_as_the_rules_do():
-    """The backend itself is asked, not one that translates."""
+def test_strict_needs_no_translation():
+    """Profiles with the conventions of the rules use the backend itself."""
     right = mutant("right")
     assert adapted(right, load_profile("strict")) is right
     assert adapted(right, load_profile("kernel")) is right
@@ -105,12 +105,12 @@ def test_strict_speaks_as_the_rules_do():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_file_can_be_loaded(path: Path):
-    """By its name as by its path."""
+    """A name and a path give the same profile."""
     assert load_profile(path.stem) == replace(load_profile(str(path)), name=path.stem)
 
 
 def test_a_later_file_goes_over_an_earlier_one(tmp_path: Path):
-    """S-7: an SGLang backend whose lse is in base 2 is two files."""
+    """S-7: the profile of an SGLang backend whose lse is in base 2 consists of two files."""
     path = tmp_path / "bits.toml"
     path.write_text('lse = "base 2"\n')
     profile = load_profile(f"sglang,{path}")
@@ -143,8 +143,8 @@ def test_a_later_file_goes_over_an_earlier_one(tmp_path: Path):
         *("no-reserved-slot", "left-out-word", "left-out-numbers", "no-toml", "deep"),
     ],
 )
-def test_a_file_that_says_something_else_is_refused(text: str, message: str, tmp_path: Path):
-    """A misspelt key would be a convention that silently does not apply."""
+def test_an_invalid_file_is_refused(text: str, message: str, tmp_path: Path):
+    """A misspelled key must not be ignored silently."""
     path = tmp_path / "own.toml"
     path.write_text(text)
     with pytest.raises(InvalidArgument, match=re.escape(message)):
@@ -153,45 +153,45 @@ def test_a_file_that_says_something_else_is_refused(text: str, message: str, tmp
 
 @pytest.mark.parametrize("name", ["", "stric", "sglang,", "."])
 def test_what_is_no_profile(name: str):
-    """S-20: neither a name nor a file."""
+    """S-20: a text that is neither a name nor a file is refused."""
     with pytest.raises(InvalidArgument, match="allowed"):
         load_profile(name)
 
 
-def test_a_kernel_owes_only_what_it_declares():
-    """An undeclared core capability is a skip; the verdict names the profile."""
+def test_the_kernel_profile_requires_no_capability():
+    """Tests of an undeclared core capability are not supported; the verdict names the profile."""
     done = run_suite("--backend", "causal_only:create", "--profile", "kernel", "-k", "masks")
     assert "core capability missing" not in done.stdout
-    assert "not declared (not owed in profile kernel)" in done.stdout
+    assert "not declared (not required in profile kernel)" in done.stdout
     assert "profile kernel: " in done.stdout
 
 
 def test_an_unknown_profile_is_a_usage_error():
-    """The message lists those there are."""
+    """The message lists the existing profiles."""
     done = run_suite("--backend", "causal_only:create", "--profile", "trt")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "allowed: base-2, contract, " in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_profile_that_leaves_out_nothing_known_is_a_usage_error(tmp_path: Path):
-    """A misspelt case would be asked without a word."""
+def test_a_profile_that_leaves_out_an_unknown_case_is_a_usage_error(tmp_path: Path):
+    """A misspelled case must not run silently."""
     path = tmp_path / "mine.toml"
     path.write_text('left_out = ["layouts-strided-input"]')
     done = run_suite("--backend", "causal_only:create", "--profile", str(path))
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "left_out has no group or case ['layouts-strided-input']" in done.stderr
+    assert "the suite has no group or case ['layouts-strided-input']" in done.stderr
 
 
-def test_padding_that_is_not_judged_is_owed_a_place():
-    """S-17: an answer of fewer tokens is named as that, in profiles that overwrite padding too."""
+def test_an_output_without_padding_is_wrong_if_padding_is_not_compared():
+    """S-17: an output with too few tokens fails, also in profiles that ignore padding."""
     only = ("--only", "empty-padded-tokens-fp32", "--profile", "contract")
     done = run_suite("--backend", "meddling:loses-padding", *only)
     assert re.search(r"Mismatch: \[S-5\] out: shape \(\d+, \d+, 32\), expected \(", done.stdout)
 
 
-def test_a_replay_names_the_file_as_a_shell_takes_it(tmp_path: Path):
-    """S-20: whatever is in its path."""
+def test_a_replay_command_quotes_the_path_of_a_profile(tmp_path: Path):
+    """S-20: a shell accepts the command, also if the path contains a space."""
     path = tmp_path / "my own.toml"
     path.write_text('unread = "stale"\n')
     wrong = ("--backend", "meddling:raises", "--only", "decode-h16-fp32")

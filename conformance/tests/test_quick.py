@@ -1,4 +1,4 @@
-"""The quick verdict: few tests, and an honest word on what they are worth."""
+"""The quick verdict: few tests, and the share of the known faults that they find."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from paged_mla_conformance.run.quick.table import Entry, load_table, to_json
 from paged_mla_conformance.run.reports.report import SCHEMA
 from paged_mla_reference.faults import IN_16_BITS
 
-WORTH = re.compile(r"quick: (\d+) of (\d+) known faults that apply to this backend are looked for")
+WORTH = re.compile(r"quick: these tests find (\d+) of (\d+) known faults that apply to this back")
 
 
 def entry(ms: float, *finds: str) -> Entry:
-    """Return a test that takes so long and finds these faults."""
+    """Return a test that takes `ms` milliseconds and finds these faults."""
     return Entry(ms, frozenset(finds))
 
 
 def worth(printed: str) -> tuple[int, int]:
-    """Return both numbers of the verdict."""
+    """Return the two numbers of faults in the verdict."""
     [(found, findable)] = WORTH.findall(last_line(printed))
     return int(found), int(findable)
 
@@ -78,7 +78,7 @@ def test_the_template_gets_a_verdict_without_any_option():
     assert found >= 0.9 * findable
 
 
-def test_a_report_has_both_numbers_and_keeps_to_the_schema(tmp_path: Path):
+def test_a_report_has_both_numbers_and_follows_the_schema(tmp_path: Path):
     report = report_of(tmp_path, "--quick")
     found, findable = worth(report["printed"])
     assert report["quick"] == {"found": found, "findable": findable}
@@ -86,13 +86,13 @@ def test_a_report_has_both_numbers_and_keeps_to_the_schema(tmp_path: Path):
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
 
 
-def test_a_test_that_is_skipped_when_it_is_asked_finds_nothing():
-    """Such as one for which the machine has no memory: the verdict counts what was looked for."""
+def test_a_skipped_test_finds_nothing():
+    """The verdict counts only faults that the tests which ran can find."""
     found = report("passed", "skipped", "failed")
     tests = [result.test for result in found.results]
     finds = (["a", "b"], ["c"], ["b", "d"])  # of the first three; the others were not chosen
     found.findable, found.finds = 5, dict(zip(tests, finds, strict=False))
-    assert found.quick.startswith("quick: 3 of 5 known faults ")
+    assert found.quick.startswith("quick: these tests find 3 of 5 known faults ")
 
 
 def test_a_run_that_stops_early_claims_nothing():
@@ -101,7 +101,7 @@ def test_a_run_that_stops_early_claims_nothing():
     assert not WORTH.search(last_line(done.stdout))
 
 
-def test_nine_tenths_of_the_known_faults_are_looked_for_in_a_backend_that_declares_all():
+def test_the_tests_of_a_backend_that_declares_all_find_nine_tenths_of_the_known_faults():
     done = run_suite("--backend", REFERENCE, "--quick")
     found, findable = worth(done.stdout)
     assert found >= 0.9 * findable
@@ -124,7 +124,7 @@ def test_a_known_fault_is_found(name: str, dtype: str):
     assert last_line(done.stdout).startswith("FAILED in part: ")
 
 
-def test_faults_of_16_bits_are_looked_for_in_16_bits_alone():
+def test_faults_of_16_bits_count_only_in_runs_with_16_bits():
     of_types = [
         worth(run_suite("--backend", REFERENCE, "--quick", "--dtypes", dtypes).stdout)[1]
         for dtypes in ("float32", "float32,float16")
@@ -135,12 +135,12 @@ def test_faults_of_16_bits_are_looked_for_in_16_bits_alone():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "--backend MODULE:FACTORY is missing; allowed without it: --quick"),
-        (("--quick", "--only", "decode-bs16-fp32"), "--quick chooses tests by itself"),
-        (("--quick", "-k", "decode"), "--quick chooses tests by itself; allowed without it: -k"),
+        ((), "--backend MODULE:FACTORY is missing; only --quick works without it"),
+        (("--quick", "--only", "decode-bs16-fp32"), "it cannot be used with --only"),
+        (("--quick", "-k", "decode"), "--quick chooses the tests; it cannot be used with -k"),
     ],
 )
-def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], said: str):
+def test_options_that_exclude_each_other_are_refused(arguments: tuple[str, ...], said: str):
     done = run_suite(*arguments)
     assert done.returncode == 4
     assert said in done.stderr

@@ -1,4 +1,4 @@
-"""The documents of a report, also of a run that went wrong."""
+"""The documents of a report, also of a run with errors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from paged_mla_conformance.run.workers.progress import Progress
 
 
 def eventful() -> Report:
-    """Return a report in which everything there is happened."""
+    """Return a report with every outcome, end and kind of error."""
     found = report("failed", "failed", "skipped", "expected-failure", "unexpected-pass")
     died = replace(found.results[0], end="died", message="killed \x00 <by> SIGSEGV", replay="again")
-    found.results[0] = replace(died, note="asked with 8 heads")
+    found.results[0] = replace(died, note="num_heads 8, not 6")
     found.results[1] = replace(found.results[1], end="timed-out")
     found.warn({"UserWarning: <old> (driver.py:3)": 2}, "test_decode")
     found.warn({"UserWarning: <old> (driver.py:3)": 1}, "test_merge")
@@ -36,12 +36,12 @@ def eventful() -> Report:
 
 @pytest.mark.parametrize("found", [report(), eventful(), Report(Subject("mine:create"))])
 def test_every_report_follows_the_schema(found: Report):
-    """S-20: JSON is the source of everything else, so its form is fixed."""
+    """S-20: HTML and JUnit XML are rendered from the JSON document, so its form is fixed."""
     jsonschema.validate(found.as_dict(), json.loads(SCHEMA.read_text()))
 
 
-def test_what_happened_is_in_the_document():
-    """S-20: ends, warnings and what was left out, in an order that does not depend on the run."""
+def test_the_document_contains_ends_warnings_and_deselected_tests():
+    """S-20: they are in an order that does not depend on the run."""
     document = eventful().as_dict()
     assert (document["totals"]["died"], document["totals"]["timed-out"]) == (1, 1)
     assert document["deselected"] == ["test_a", "test_b"]
@@ -53,7 +53,7 @@ def test_what_happened_is_in_the_document():
 
 
 def test_a_test_that_passed_is_a_line_of_the_file():
-    """S-20: reports are kept and compared, so only what went wrong has more than a line."""
+    """S-20: reports are stored and compared, so only failures have more than one line."""
     found = report("passed", "failed")
     checks = [
         {"what": "out", "error": 0.02, "budget": 0.06},
@@ -78,8 +78,8 @@ def test_a_test_that_passed_is_a_line_of_the_file():
     ]
 
 
-def test_a_report_names_the_machine_and_never_says_unknown():
-    """S-20: whoever compares two reports sees where each was made, also of no backend at all."""
+def test_a_report_always_names_the_machine():
+    """S-20: the machine is also named if no backend was loaded."""
     assert {"system", "processor"} == machine().keys()
     assert platform.system() in machine()["system"]
     assert machine()["processor"].endswith("cores")
@@ -90,20 +90,40 @@ def test_a_report_names_the_machine_and_never_says_unknown():
 
 
 def test_the_page_shows_notes_and_warnings():
-    """S-20: as text, whatever they hold."""
+    """S-20: notes and warnings are escaped."""
     page = html.render(eventful().as_dict())
-    assert "asked with 8 heads" in page
+    assert "num_heads 8, not 6" in page
     assert "UserWarning: &lt;old&gt; (driver.py:3)" in page
     assert "killed \x00 &lt;by&gt; SIGSEGV" in page
 
 
-def test_junit_counts_failures_and_what_kept_the_run_from_finishing():
-    """S-20: who reads JUnit alone sees that the run is no pass."""
+def test_junit_counts_failures_and_errors_of_the_run():
+    """S-20: the JUnit file alone shows that the run did not pass."""
     suite = ET.fromstring(junit.render(eventful().as_dict()))
     assert suite.get("failures") == str(len(suite.findall("testcase/failure"))) == "4"
     assert suite.get("tests") == str(len(suite.findall("testcase")))
     assert "gave up" in str(suite.findall("testcase/failure")[-1].text)
     assert junit.render(report().as_dict()).count("<testcase") == len(report().tests)
+
+
+def test_the_page_and_junit_use_the_words_of_the_screen():
+    """S-20: the results are passed, failed, skipped and not supported."""
+    found = report("skipped", "skipped", "expected-failure", "unexpected-pass")
+    found.results[0] = replace(found.results[0], reason="merge not declared (core)")
+    found.results[1] = replace(found.results[1], reason="left out")
+    document = found.as_dict()
+    suite = ET.fromstring(junit.render(document))
+    messages = {str(skipped.get("message")) for skipped in suite.findall("testcase/skipped")}
+    expected = "failed (expected): "
+    assert messages == {"not supported: merge not declared (core)", "skipped: left out", expected}
+    assert suite.findall("testcase/failure")[0].get("message") == "failed"
+    page = html.render(document)
+    assert '<td class="skipped">not supported</td>' in page
+    assert '<td class="skipped">skipped</td>' in page
+    assert '<td class="expected-failure">failed (expected)</td>' in page
+    assert '<td class="unexpected-pass">failed</td>' in page
+    counts = f"{len(found.results) - 4} passed, 1 failed, 1 failed (expected)"
+    assert f"<td>{counts}, 1 not supported, 1 skipped</td>" in page
 
 
 FAILURE = """\
@@ -115,7 +135,7 @@ E   and more of it"""
 
 
 def failing(count: int, *, message: str = FAILURE) -> Report:
-    """Return a report in which so many tests failed for one reason."""
+    """Return a report in which `count` tests failed for one reason."""
     found = report("passed", *["failed"] * count)
     found.results[:] = [
         replace(result, message=message, replay="paged-mla") if result.fails else result
@@ -133,7 +153,7 @@ def screen(found: Report) -> list[str]:
 
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_failures_of_one_cause_are_one_cause(count: int):
-    """S-20: however many tests failed, the screen has their cause once, and no traceback."""
+    """S-20: for any number of failed tests, the screen has their cause once and no traceback."""
     lines = screen(failing(count))
     line = "   error: IndexError: index 137 is out of bounds; backend raised IndexError in attend"
     assert [text for text in lines if text.startswith(line)] == [lines[2]]
@@ -146,7 +166,7 @@ def test_failures_of_one_cause_are_one_cause(count: int):
 
 
 def test_the_only_test_of_a_run_is_shown_whole():
-    """A replay shows its traceback."""
+    """The output of a replay contains its traceback."""
     found = failing(1)
     found.results[:] = [result for result in found.results if result.fails]
     lines = screen(found)
@@ -155,7 +175,7 @@ def test_the_only_test_of_a_run_is_shown_whole():
 
 
 def test_the_screen_has_at_most_forty_lines():
-    """S-20: the rest is in the report, and counted."""
+    """S-20: the screen counts everything else, and the report contains it."""
     found = failing(15)
     for number, result in enumerate(found.results):
         if result.fails:
@@ -176,15 +196,15 @@ def test_the_screen_has_at_most_forty_lines():
     rest = 15 - len(shown)
     assert f"{rest} more causes, of {rest} failing tests, are in the report (--report)." in lines
     assert len(found.as_dict()["causes"]) == 15
-    assert sum(line.startswith("not asked, ") for line in lines) == 5
-    assert "not asked, 16: for 16 other reasons, which are in the report" in lines
-    assert "7 more known failures are in the report." in lines
-    assert sum(line.startswith("against: ") for line in lines) == 5
-    assert f"against: {len(found.reasons_against) - 4} other reasons, in the report" in lines
+    assert sum(line.startswith("skipped, ") for line in lines) == 5
+    assert "skipped, 16 tests: 16 other reasons, in the report" in lines
+    assert "7 more expected failures are in the report." in lines
+    assert sum(line.startswith("problem: ") for line in lines) == 5
+    assert f"problem: {len(found.reasons_against) - 4} other reasons, in the report" in lines
 
 
 def test_the_screen_states_each_broken_rule_once():
-    """S-20: who reads it need not look rules up."""
+    """S-20: the text of a rule appears once, at its first cause."""
     found = failing(3)
     for number, result in enumerate(found.results):
         if result.fails:
@@ -196,8 +216,8 @@ def test_the_screen_states_each_broken_rule_once():
     assert len(stated) == 1
 
 
-def test_what_a_process_said_is_whole_where_no_test_failed():
-    """S-20: a backend that does not load has nothing else to show."""
+def test_the_output_of_a_process_is_complete_if_no_test_failed():
+    """S-20: if a backend does not load, the output of its process is the only information."""
     said = "\n".join(f"line {number}" for number in range(30))
     for found, whole in ((report(), True), (failing(2), False)):
         found.errors.append(f"pytest stopped: {said}")
@@ -207,8 +227,8 @@ def test_what_a_process_said_is_whole_where_no_test_failed():
         assert len(lines) <= summary.MOST_LINES
 
 
-def test_tests_that_were_not_asked_are_pooled():
-    """S-20: values that a backend does not declare are listed, the reason of most tests first."""
+def test_tests_that_are_not_supported_are_pooled():
+    """S-20: values that are not declared are listed; the reason of the most tests is first."""
     found = report(*["skipped"] * 4)
     reasons = [
         "num_heads 9 not declared; block_size 3 not declared (core)",
@@ -218,25 +238,26 @@ def test_tests_that_were_not_asked_are_pooled():
     ]
     for number, reason in enumerate(reasons):
         found.results[number] = replace(found.results[number], reason=reason)
-    assert [line for line in screen(found) if line.startswith("not asked")] == [
-        "not asked, 3: num_heads 9, 24 not declared (core)",
-        "not asked, 1: layer not declared (optional in mode cpu)",
+    assert [line for line in screen(found) if line.startswith("not supported")] == [
+        "not supported, 3 tests: num_heads 9, 24 not declared (core)",
+        "not supported, 1 test: layer not declared (optional in mode cpu)",
     ]
 
 
 def test_the_summary_ends_with_the_verdict():
-    """S-20: after the causes with their replay and their note."""
+    """S-20: the causes with their replay commands and notes come before the verdict."""
     found = eventful()
     lines = screen(found)
     assert lines[-1] == found.verdict
-    assert {"   replay: again", "against: gave up"} <= set(lines)
+    assert {"   replay: again", "problem: gave up"} <= set(lines)
     assert any(f"smallest: {found.results[0].test}: " in line for line in lines)
-    assert any("(asked with 8 heads)" in line for line in lines)
-    assert any(line.startswith("3 warnings of the backend, first: UserWarning") for line in lines)
+    assert any("(num_heads 8, not 6)" in line for line in lines)
+    warned = "3 warnings from the backend; the first (test_decode): UserWarning"
+    assert any(line.startswith(warned) for line in lines)
 
 
 def test_the_page_begins_with_the_causes():
-    """S-20: as the screen does, before anything else that it shows."""
+    """S-20: the causes come before the other sections, as on the screen."""
     page = html.render(failing(3).as_dict())
     assert (
         page.index("<h2>Causes</h2>") < page.index("exception IndexError") < page.index("<h2>What")
@@ -245,7 +266,7 @@ def test_the_page_begins_with_the_causes():
 
 
 def test_a_group_that_failed_is_not_called_exact():
-    """S-20: an error of 0 % is for what was compared and right."""
+    """S-20: an error of 0 % means that values were compared and were right."""
     found = report("failed", "passed", "skipped")
     check = {"what": "out", "error": 0.0, "budget": 1.0}
     found.results[0] = replace(found.results[0], checks=[check])
@@ -259,7 +280,7 @@ def test_a_group_that_failed_is_not_called_exact():
 
 
 class Terminal(io.StringIO):
-    """A stream that somebody watches."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -275,7 +296,7 @@ class Terminal(io.StringIO):
     ids=["a log, too early", "a log", "a terminal"],
 )
 def test_progress(stream: io.StringIO, seconds: float, line: str, monkeypatch: pytest.MonkeyPatch):
-    """S-20: a log gets a line now and then, a terminal one that moves."""
+    """S-20: a log gets a line every 10 s; a terminal gets a line that is updated."""
     clock = iter([0.0, 0.0, seconds])
     monkeypatch.setattr(
         "paged_mla_conformance.run.workers.progress.time.monotonic", lambda: next(clock)
@@ -288,7 +309,7 @@ def test_progress(stream: io.StringIO, seconds: float, line: str, monkeypatch: p
 
 
 def test_progress_before_tests_are_known(monkeypatch: pytest.MonkeyPatch):
-    """S-20: loading a backend may take seconds; a terminal shows that something is happening."""
+    """S-20: the line states that the backend is loaded, which may take seconds."""
     clock = iter([0.0, 3.0])
     monkeypatch.setattr(
         "paged_mla_conformance.run.workers.progress.time.monotonic", lambda: next(clock)
@@ -299,7 +320,7 @@ def test_progress_before_tests_are_known(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_commit_is_read_before_an_older_report_is_removed(tmp_path, monkeypatch):
-    """S-20: a report that lies in a commit, and is made anew, does not make that commit dirty."""
+    """S-20: writing a committed report again does not make the commit dirty."""
     path = tmp_path / "report.json"
     path.write_text("{}")
     monkeypatch.setattr(command, "commit_of", lambda _: "clean" if path.exists() else "dirty")

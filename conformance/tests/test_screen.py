@@ -1,4 +1,4 @@
-"""What the screen of a failing run leads to: whether a NaN was read, and the dump of a replay."""
+"""The origin of a NaN on the screen of a failing run, and the dump of a replay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paged_mla_shared.dump import load_dump
 def test_a_nan_is_traced_to_its_origin(
     tmp_path: Path, mutant: str, only: str, rule: str, origin: str
 ):
-    """S-9: a test that gave NaN is asked again, over memory that holds finite numbers."""
+    """S-9: a test that gave NaN runs again over memory that holds finite numbers."""
     report = report_of(tmp_path, "--backend", f"{MUTANTS}:{mutant}", "--only", only)
     [cause] = report["causes"]
     assert (cause["rule"], cause["what"], cause["kind"]) == (rule, "out", "NaN")
@@ -36,7 +36,7 @@ def test_a_nan_is_traced_to_its_origin(
 
 
 def test_a_replay_leads_to_the_fault(tmp_path: Path):
-    """S-20: its dump is one that explain reads, and names the fault of."""
+    """S-20: explain reads the dump of the replay and names its fault."""
     dump = tmp_path / "failed.safetensors"
     replay = ("--backend", f"{MUTANTS}:lse-in-base-2", "--only", "decode-h9-fp32")
     done = run_suite(*replay, "--dump", str(dump))
@@ -46,7 +46,7 @@ def test_a_replay_leads_to_the_fault(tmp_path: Path):
 
 
 def test_a_replay_that_passes_has_no_dump(tmp_path: Path):
-    """S-20: an older dump is gone, and it is said why there is none."""
+    """S-20: an older dump is removed, and the screen states why there is no new one."""
     dump = tmp_path / "failed.safetensors"
     dump.write_text("older")
     done = run_suite(
@@ -54,5 +54,6 @@ def test_a_replay_that_passes_has_no_dump(tmp_path: Path):
     )
     assert done.returncode == 0
     assert not dump.exists()
-    assert f"{dump} was not written: no test failed at a step that a dump can hold" in done.stdout
+    reason = "no test failed at a step that a dump can contain"
+    assert f"{dump} was not written: {reason}" in done.stdout
     assert last_line(done.stdout).startswith("PASSED in part: ")

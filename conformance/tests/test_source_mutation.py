@@ -1,4 +1,4 @@
-"""What the page of source mutation says is what its plan and its results say."""
+"""The page about source mutation agrees with its plan and its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXCUSES = {
 
 
 def test_every_file_of_the_plan_was_tried():
-    """The plan's files exist; in each something was tried, or the page says that nothing was."""
+    """The files of the plan exist, and the page lists those in which nothing was tried."""
     files = [f"{group['folder']}/{name}" for group in PLAN["group"] for name in group["files"]]
     assert all((ROOT / file).is_file() for file in files)
     assert list(RESULTS) == [file for file in files if file in RESULTS]
@@ -27,13 +27,13 @@ def test_every_file_of_the_plan_was_tried():
 
 
 def test_every_survivor_has_a_reason_and_every_reason_a_survivor():
-    """Nothing is excused that a test notices."""
+    """A change that a test finds needs no reason."""
     survivors = {(f, *change) for f, result in RESULTS.items() for change in result["survivors"]}
     assert survivors == set(EXCUSES)
 
 
 def test_every_reason_is_on_the_page():
-    """Who reads the page need not read the plan."""
+    """The page has every reason of the plan."""
     page = PAGE.read_text()
     assert all(why in page for why in EXCUSES.values())
     assert all(f"| `{file}` | {result['made']} |" in page for file, result in RESULTS.items())

@@ -1,4 +1,4 @@
-"""What fixed tolerances let pass: the checks, what a mutant is asked, and the section."""
+"""Fixed tolerances: the checks, the cases that run on a mutant, and the section of the page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {case.id: case for cases in ATTENDED.values() for case in cases}
 
 
 def answer(out: list[float], lse: float = 3.0) -> Output:
-    """Return an answer of one query and one head."""
+    """Return an output of one query token and one head."""
     return Output(np.float32([[out]]), np.float32([[lse]]))
 
 
@@ -48,14 +48,14 @@ def answer(out: list[float], lse: float = 3.0) -> Output:
         (Output(RIGHT.out.astype(np.float16), RIGHT.lse), (False, False, False)),
     ],
 )
-def test_what_a_check_lets_pass(actual: Output, passes: tuple[bool, bool, bool]):
-    """Of FlashInfer-Bench, of SGLang's kit, and of the kit without an lse."""
+def test_outputs_that_a_check_accepts(actual: Output, passes: tuple[bool, bool, bool]):
+    """The checks are those of FlashInfer-Bench, of SGLang's kit, and of the kit without an lse."""
     found = (passes_bench(actual, RIGHT), passes_kit(actual, RIGHT), passes_kit_out(actual, RIGHT))
     assert found == passes
 
 
-def test_flashinfer_bench_refuses_a_right_answer_to_nothing():
-    """S-6: its check has no place for an lse of -inf."""
+def test_flashinfer_bench_refuses_a_right_lse_of_minus_infinity():
+    """S-6: its check refuses every infinite lse."""
     nothing = answer([0.0, 0.0], -np.inf)
     assert not judges_bench(nothing)
     assert not passes_bench(nothing, nothing)
@@ -72,7 +72,7 @@ def test_flashinfer_bench_refuses_a_right_answer_to_nothing():
         ("formats-260-rows", ["caches of 8 bits"]),
     ],
 )
-def test_what_a_definition_can_ask(name: str, missing: list[str]):
+def test_cases_that_a_definition_can_express(name: str, missing: list[str]):
     assert expressed(NAMES[name])[1] == missing
 
 
@@ -83,7 +83,7 @@ def test_cases_take_heads_and_pages_that_definitions_have():
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave a few cases to be asked."""
+    """Reduce the cases to a few."""
     names = ("decode-h16", "decode-h3", "extend-fresh-q17", "empty-padded-tokens")
     params_of_group = asked.params_of_group
     monkeypatch.setattr(
@@ -106,23 +106,23 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
         ("context-is-added-twice", set(Check)),  # of the plan
     ],
 )
-def test_what_checks_notice(name: str, unnoticed: set[Check]):
-    """S-7: an lse in another base is no matter to those who do not look at it."""
+def test_checks_that_find_a_mutant(name: str, unnoticed: set[Check]):
+    """S-7: a check without an lse does not find an lse in another base."""
     found = verdict(name).found
     assert set(Check) - set(found) == unnoticed
     assert all(case.endswith("-fp32") for case in found.values())
 
 
 @pytest.mark.usefixtures("few")
-def test_what_is_asked():
-    """Small cases first, and a row without keys is none of FlashInfer-Bench's."""
+def test_the_cases_of_a_mutant():
+    """FlashInfer-Bench cannot express a row without keys."""
     found = {case.trial.case.id: case for case in asked.asked(FLOAT32)}
     assert set(found) == {"decode-h16", "decode-h3", "extend-fresh-q17", "empty-padded-tokens"}
     assert found["decode-h16"].expressed
     assert not found["empty-padded-tokens"].expressed
 
 
-def test_the_section_counts_what_is_let_pass(tmp_path: Path):
+def test_the_section_counts_accepted_mutants(tmp_path: Path):
     names = ["lse-in-base-2", "hash-ignores-the-parent"]
     noticed = {Check.BITS: "a", Check.BUDGETS: "a", Check.KIT: "a"}
     text = section([Verdict(names[0], noticed), Verdict(names[1])], 395, 100)
@@ -148,9 +148,9 @@ def test_the_committed_section_counts_every_mutant():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["no-such-mutant"], "no mutants: ['no-such-mutant']"),
+        (["no-such-mutant"], "these mutants do not exist: ['no-such-mutant']"),
         (["lse-in-base-2", "--page", "mutants.md"], "--page needs every mutant"),
-        (["--page", "no/such.md"], "--page: got no/such.md; allowed: a file that is there"),
+        (["--page", "no/such.md"], "--page: got no/such.md; allowed: an existing file"),
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments: list[str], said: str, capsys):

@@ -1,4 +1,4 @@
-"""Traces can fail: backends that are wrong between steps are caught, at a named step and token."""
+"""Traces find backends that are wrong between steps, and name the step and the token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_mla_shared.problem import Batch, Output
 
 
 class Crashing(ForwardingRunner):
-    """Divides by nothing."""
+    """Raises ``ZeroDivisionError``."""
 
     def attend(self, batch: Batch) -> Output:
         raise ZeroDivisionError(batch.num_rows)
@@ -39,7 +39,7 @@ def trial(backend: Backend, name: str) -> TraceTrial:
 
 
 @pytest.mark.parametrize("scenario", CORE, ids=lambda scenario: scenario.name)
-def test_the_reference_gives_the_dense_answers(scenario):
+def test_the_reference_gives_the_dense_outputs(scenario):
     """S-19: every step is within budget, and the tightest check of each kind is kept."""
     right = trial(create(), scenario.name)
     assert right.check() > 8
@@ -50,7 +50,7 @@ def test_the_reference_gives_the_dense_answers(scenario):
     ("name", "scenario", "rule"), CAUGHT, ids=[f"{c[0]}-{c[1]}" for c in CAUGHT]
 )
 def test_a_wrong_backend_is_caught(name: str, scenario: str, rule: str):
-    """S-19: an answer that depends on the schedule is found, with the rule it breaks."""
+    """S-19: an output that depends on the schedule is found, with the rule that it breaks."""
     with pytest.raises(TraceMismatch) as caught:
         trial(mutant(name), scenario).check()
     assert caught.value.rule == rule
@@ -58,12 +58,12 @@ def test_a_wrong_backend_is_caught(name: str, scenario: str, rule: str):
 
 
 def test_a_crash_names_its_step():
-    """S-19: an exception is a failure of one step, and no expected one."""
+    """S-19: an exception is a failure of one step, which cannot be an expected failure."""
     with pytest.raises(TraceCrash, match="trace chunks, step 0, rank 0: ZeroDivisionError"):
         trial(MutantBackend(wrap=Crashing), "chunks").check()
 
 
 def test_a_mismatch_names_step_and_token():
-    """S-19: a person goes straight to the row that broke."""
+    """S-19: the message leads directly to the wrong row."""
     with pytest.raises(TraceMismatch, match=r"step \d+, rank 0, token \d+ \(prefill of .*index"):
         trial(mutant("the-future-is-seen"), "chunks").check()

@@ -1,4 +1,4 @@
-"""Rotated keys may be rounded to their other neighbour, whatever the cache makes of them (S-12)."""
+"""Rotated keys may be rounded to their other neighbor in every cache format (S-12)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def turning(element: int, ulps: int = 1) -> Oracle:
 
 
 def trial(case: Case, dtype: str, oracle: Oracle) -> Trial:
-    """Return a case whose largest numbers are rotated ones, put to an oracle."""
+    """Return a trial of an oracle on a case whose largest numbers are rotated numbers."""
     case = replace(case, latent_scale=1.0, key_scale=4.0, query_scale=0.5)
     return Trial(ReferenceBackend(oracle=oracle), case, SMALL, dtype)
 
@@ -57,20 +57,20 @@ def trial(case: Case, dtype: str, oracle: Oracle) -> Trial:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("cache_format", FORMATS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_keys_of_a_right_backend_may_be_rounded_otherwise(
+def test_keys_of_a_right_backend_may_have_another_rounding(
     case: Case, cache_format: str | None, dtype: str
 ):
-    """S-10, S-12: any one element of each; then scales and codes are others, and answers follow."""
+    """S-10, S-12: one element of each key is rounded differently; scales and codes may follow."""
     for element in range(SMALL.qk_rope_head_dim):
         asked = replace(case, cache_format=cache_format)
         trial(asked, dtype, turning(element)).check_step()
         trial(asked, dtype, turning(element)).check_append_again()
 
 
-@pytest.mark.parametrize("cache_format", FORMATS[:-1])  # tokens of a group have no dense answer
+@pytest.mark.parametrize("cache_format", FORMATS[:-1])  # tokens of a group have no dense output
 @pytest.mark.parametrize("scenario", ["chunks", "trees"])
 def test_schedules_too(scenario: str, cache_format: str | None):
-    """S-19: whatever is cached by one step and read by others."""
+    """S-19: keys of one step are read by other steps."""
     asked = replace(core_scenario(scenario), cache_format=cache_format)
     for element in (0, SMALL.qk_rope_head_dim - 1):
         backend = ReferenceBackend(oracle=turning(element))
@@ -80,7 +80,7 @@ def test_schedules_too(scenario: str, cache_format: str | None):
 @pytest.mark.parametrize("cache_format", FORMATS)
 @pytest.mark.parametrize("name", ["rope-neox", "rope-interleaved-yarn"])
 def test_layers_too(name: str, cache_format: str | None):
-    """S-21: in both forms, in parts and in chunks."""
+    """S-21: layers run in both forms, in parts and in chunks."""
     [case] = [case for case in GROUPS["layer"] if case.name == name]
     case = replace(case, cache_format=cache_format, key_scale=4.0)
     for element in range(SMALL.qk_rope_head_dim):
@@ -90,7 +90,7 @@ def test_layers_too(name: str, cache_format: str | None):
 
 
 def one_down(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
-    """Append, and leave each rotated number one step nearer to zero."""
+    """Append, and store each rotated number one step nearer to zero."""
     after, layout = append(problem, batch, image), problem.layout
     slots = slots_to_write(problem, batch)
     written = np.isin(layout.slots(after.block_ids), slots[slots >= 0])
@@ -104,16 +104,16 @@ def one_down(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("cache_format", FORMATS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_all_keys_one_step_down_are_no_rounding(case: Case, cache_format: str | None, dtype: str):
-    """S-12: few rotated numbers lie so near to the middle of two."""
+def test_all_keys_one_step_down_are_wrong(case: Case, cache_format: str | None, dtype: str):
+    """S-12: only few rotated numbers are near the middle of two numbers."""
     asked = replace(case, cache_format=cache_format)
     with pytest.raises(Mismatch, match="cache"):
         trial(asked, dtype, replace(RIGHT, append=one_down)).check_append()
 
 
 @pytest.mark.parametrize("name", ["rope-neox", "rope-interleaved-yarn"])
-def test_all_queries_one_step_down_are_no_rounding(name: str):
-    """S-11, S-12: nor of queries."""
+def test_all_queries_one_step_down_are_wrong(name: str):
+    """S-11, S-12: only few rotated queries are near the middle of two numbers."""
     [case] = [case for case in QUERIES if case.name == name]
     rank = SMALL.kv_lora_rank
 
@@ -129,13 +129,13 @@ def test_all_queries_one_step_down_are_no_rounding(name: str):
         Trial(backend, case, SMALL, "bfloat16").check_queries()
 
 
-def test_a_query_may_be_rounded_otherwise_beside_a_nan():
-    """S-11, S-12: what is no number has its own code, and says nothing of the others' budgets."""
+def test_a_query_with_a_nan_may_have_another_rounding():
+    """S-11, S-12: NaN has its own code and does not change the budgets of other elements."""
     [case] = [case for case in QUERIES if case.name == "rope-neox"]
     problem = case.problem(SMALL, "bfloat16")
     batch = build_queries(case, SMALL, "bfloat16")[0]
     q_pe = batch.q_pe.copy()
-    q_pe[0, 0, 0] = np.nan  # and so its pair
+    q_pe[0, 0, 0] = np.nan  # the other element of its pair becomes NaN too
     batch = replace(batch, q_pe=q_pe)
     right = quantize_queries(problem, batch, 1.0)
     codes, scales = right[0].copy(), right[1]
@@ -149,8 +149,8 @@ def test_a_query_may_be_rounded_otherwise_beside_a_nan():
 
 @pytest.mark.parametrize("cache_format", ["fp8_block_token", "fp8_block_group"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_four_ulps_are_no_rounding(case: Case, cache_format: str):
-    """S-11: a scale further off than a rounding is wrong."""
+def test_four_ulps_are_wrong(case: Case, cache_format: str):
+    """S-11: an error of a scale that is larger than a rounding is wrong."""
 
     def is_killed(element: int) -> bool:
         asked = replace(case, cache_format=cache_format)

@@ -1,4 +1,4 @@
-"""A backend is asked nothing that needs a feature which it does not declare."""
+"""A backend runs no test that needs a feature which it does not declare."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from running import report_of
 
 
 @pytest.mark.parametrize("lacking", ["mixed", "padding", "replay", "explicit_slots"])
-def test_nothing_undeclared_is_asked(lacking: str, tmp_path: Path):
-    """S-20: one that refuses whatever needs the feature passes what it is asked."""
+def test_tests_of_an_undeclared_feature_do_not_run(lacking: str, tmp_path: Path):
+    """S-20: a backend that refuses every step with the feature passes all tests that run."""
     large = "200-rows or 300 or 33k or 16k or 5001-keys or wide or production"
     chosen = f"(invariance or layer or chunks or quarter or bad) and not ({large})"
     options = ("--profile", "kernel", "--dtypes", "float32", "-k", chosen)
@@ -21,8 +21,8 @@ def test_nothing_undeclared_is_asked(lacking: str, tmp_path: Path):
     assert any(lacking in result.get("reason", "") for result in report["results"])
 
 
-def test_no_mask_that_is_undeclared_is_asked(tmp_path: Path):
-    """S-20: bad input of trees is not put to a backend of causal masks, which refuses them all."""
+def test_tests_of_an_undeclared_mask_do_not_run(tmp_path: Path):
+    """S-20: bad tree masks do not run on a backend with causal masks, which refuses all trees."""
     chosen = ("--profile", "kernel", "-k", "bad or good or merge")
     report = report_of(tmp_path, "--backend", "causal_only:create", *chosen)
     failed = [result["test"] for result in report["results"] if result["outcome"] == "failed"]

@@ -1,4 +1,4 @@
-"""A wrong command line, or no backend: one clear line, and nothing runs."""
+"""A wrong command line, or a missing backend: one line states the error, and no test runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paged_mla_conformance.run.status import BROKEN_BACKEND
         (("--timeout", "soon"), "--timeout: got 'soon'"),
         (("--pdb", "--workers", "2"), "--pdb needs --workers 0"),
         (("-v", "--workers", "2"), "-v needs --workers 0"),
-        (("--pdb", "--timeout", "9"), "--pdb has no --timeout"),
+        (("--pdb", "--timeout", "9"), "--pdb waits for input and cannot be used with --timeout"),
         (("-n2",), "got -n2, which changes the suite"),
         (("--ignore=test_merge.py",), "got --ignore=test_merge.py, which changes the suite"),
         (("-o", "python_functions=test_merge"), "got -o, which changes the suite"),
@@ -36,20 +36,20 @@ from paged_mla_conformance.run.status import BROKEN_BACKEND
         (("--collectonly",), "got --collectonly, which changes the suite"),
         (("--runxfail",), "got --runxfail, which changes the suite"),
         (("-xo", "python_functions=test_merge"), "got -xo, which changes the suite"),
-        (("-xV",), "got -xV, which asks the backend nothing"),
+        (("-xV",), "got -xV, which runs no test"),
         (("-xvs", "--workers", "2"), "-xvs needs --workers 0"),
         (("--co",), "got --co, which changes the suite"),
-        (("--junit-xml=x",), "got --junit-xml=x, which writes a file of pytest's"),
-        (("--log-file=/proc/x",), "got --log-file=/proc/x, which writes a file of pytest's"),
-        (("--debug=/proc/x",), "got --debug=/proc/x, which writes a file of pytest's"),
-        (("--version",), "got --version, which asks the backend nothing"),
-        (("-V",), "got -V, which asks the backend nothing"),
-        (("--markers",), "got --markers, which asks the backend nothing"),
-        (("--fixtures",), "got --fixtures, which asks the backend nothing"),
+        (("--junit-xml=x",), "got --junit-xml=x, which writes a file of pytest"),
+        (("--log-file=/proc/x",), "got --log-file=/proc/x, which writes a file of pytest"),
+        (("--debug=/proc/x",), "got --debug=/proc/x, which writes a file of pytest"),
+        (("--version",), "got --version, which runs no test"),
+        (("-V",), "got -V, which runs no test"),
+        (("--markers",), "got --markers, which runs no test"),
+        (("--fixtures",), "got --fixtures, which runs no test"),
         (("--mla-only=x",), "got --mla-only=x, which changes the suite"),
-        (("--dump", "x.safetensors"), "--dump needs --only: a dump is of one step"),
+        (("--dump", "x.safetensors"), "--dump needs --only, because a dump contains one step"),
         (("--dump", "/", "--only", "x"), "--dump: got /, which cannot be written"),
-        (("--report", ""), "--report: got ''; allowed: anything else"),
+        (("--report", ""), "--report: got ''; allowed: a text that is not empty"),
         (("--report", "/"), "--report: got /, which cannot be written"),
         (("--report", "r.html"), "--report: got r.html, which cannot be written"),
     ],
@@ -57,7 +57,7 @@ from paged_mla_conformance.run.status import BROKEN_BACKEND
 def test_a_wrong_option(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ):
-    """S-20: it is named, with what is allowed."""
+    """S-20: the message names the option and the allowed values."""
     with pytest.raises(SystemExit) as ended:
         parse(["--backend", REFERENCE, *arguments])
     assert ended.value.code == pytest.ExitCode.USAGE_ERROR
@@ -65,35 +65,35 @@ def test_a_wrong_option(
     assert message in line
 
 
-def test_letters_that_are_joined_have_the_screen():
-    """S-20: ``-xs`` is ``-x -s``."""
+def test_joined_one_letter_options_are_recognized():
+    """S-20: ``-xs`` is ``-x -s``, so pytest uses the terminal."""
     assert parse(["--backend", REFERENCE, "-xs"]).on_screen
     assert not parse(["--backend", REFERENCE, "-x", "-kovs"]).on_screen
 
 
 @pytest.mark.parametrize("argument", ["--color=yes", "--tb=long", "-x", "--maxfail=3", "-kovs"])
-def test_what_is_pytests_alone_is_handed_on(argument: str):
-    """S-20: an option that begins as another one does is not that one."""
+def test_other_pytest_options_are_passed_on(argument: str):
+    """S-20: an option is not confused with another option that has the same beginning."""
     assert parse(["--backend", REFERENCE, argument]).pytest_arguments[-1] == argument
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--backend", "no.such.module:create"), "in the folder that holds it"),
+        (("--backend", "no.such.module:create"), "in the folder that contains it"),
         (("--backend", "misdeclared:raises"), "misdeclared:raises raised RuntimeError: no driver"),
-        (("--backend", REFERENCE, "--only", "no-such-case"), "no test or case is called"),
+        (("--backend", REFERENCE, "--only", "no-such-case"), "no test or case has the id"),
         (("--backend", REFERENCE, "--only", "decode-h12"), "decode-h12-fp32"),
         (("--backend", REFERENCE, "--dtypes", "fp4"), "allowed: float32,float16,bfloat16"),
-        (("--backend", REFERENCE, "--dtypes", "float32,float32"), "each once"),
+        (("--backend", REFERENCE, "--dtypes", "float32,float32"), "each once at most"),
         (("--backend", REFERENCE, "--expected-failures", "/no/file.toml"), "/no/file.toml"),
         (("--backend", REFERENCE, "--no-such-option"), "--no-such-option"),
         (("--backend", REFERENCE, "-k", "("), "-k"),
         (("--backend", REFERENCE, "/"), "got /; allowed: --only ID, or -k EXPRESSION"),
     ],
 )
-def test_what_keeps_a_run_from_starting(arguments: tuple[str, ...], message: str):
-    """S-20: one line, whoever noticed it."""
+def test_an_error_before_a_run_is_one_line(arguments: tuple[str, ...], message: str):
+    """S-20: the command or pytest reports the error in one line, and no test runs."""
     done = run_suite(*arguments)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
     [line] = done.stderr.splitlines()
@@ -105,9 +105,9 @@ def test_what_keeps_a_run_from_starting(arguments: tuple[str, ...], message: str
     ("factory", "message"),
     [
         ("absent", "has no attribute 'absent'"),
-        ("no-callable", "got an int; allowed: a factory"),
-        ("no-backend", "made a NoneType without name, version, mode, device"),
-        ("a-string", "made a str without name, version, mode, device"),
+        ("no-callable", "got an int; allowed: a callable"),
+        ("no-backend", "a NoneType without the attributes name, version, mode, device"),
+        ("a-string", "a str without the attributes name, version, mode, device"),
         ("exits", "raised SystemExit: 0"),
         ("skips", "raised Skipped: not today"),
         ("raises", "raised RuntimeError: no driver"),
@@ -131,17 +131,17 @@ def test_what_keeps_a_run_from_starting(arguments: tuple[str, ...], message: str
     ],
 )
 def test_a_factory_that_makes_no_backend(factory: str, message: str):
-    """S-20: what it declares is checked before the first test."""
+    """S-20: the declaration of a backend is checked before the first test."""
     refused(f"misdeclared:{factory}", message)
 
 
 def test_a_backend_without_an_attribute():
-    """S-20: the missing one is named."""
-    refused("meddling:without_a_device", "without device")
+    """S-20: the message names the missing attribute."""
+    refused("meddling:without_a_device", "without the attributes device")
 
 
 def refused(backend: str, message: str) -> None:
-    """Hold that loading it says what is wrong in one line."""
+    """Check that loading a backend fails with a message in one line."""
     with pytest.raises(pytest.UsageError) as raised:
         load_backend(backend)
     assert message in str(raised.value)
@@ -156,7 +156,7 @@ def refused(backend: str, message: str) -> None:
 def test_a_report_that_cannot_be_written(
     where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """S-20: it is known before an hour of testing."""
+    """S-20: the error is reported before the first test."""
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "r.html")
@@ -168,7 +168,7 @@ def test_a_report_that_cannot_be_written(
 
 
 def test_an_older_report_is_removed_first(tmp_path: Path):
-    """S-20: what lies there after a run is of that run."""
+    """S-20: files at the paths of a report are always from the last run."""
     paths = [tmp_path / f"r.{suffix}" for suffix in ("json", "html", "xml")]
     for path in paths:
         path.write_text("old")
@@ -177,14 +177,14 @@ def test_an_older_report_is_removed_first(tmp_path: Path):
 
 
 def test_a_backend_that_cannot_run_here_is_skipped():
-    """Neither conformant nor not: the reason is printed, and the status says that nothing ran."""
+    """The reason is printed, and the status shows that no test ran."""
     done = run_suite("--backend", "no_device:create")
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "SKIPPED: no_device:create cannot run here: no such device" in done.stderr
 
 
 def test_a_backend_that_cannot_be_imported_is_an_error():
-    """S-20: its traceback is printed, from its own first line on, and nothing is called skipped."""
+    """S-20: the traceback is printed from the backend's first line on, and nothing is skipped."""
     done = run_suite("--backend", "no_package:create")
     assert done.returncode == BROKEN_BACKEND
     said = done.stderr.splitlines()
@@ -197,21 +197,22 @@ def test_a_backend_that_cannot_be_imported_is_an_error():
 
 
 @pytest.mark.parametrize("factory", ["create", "in_the_words_of_a_library"])
-def test_what_a_device_has_no_memory_for_was_not_run(factory: str, tmp_path: Path):
-    """No failure of the backend; the summary counts it, and the verdict says that it is missing."""
+def test_a_test_without_memory_is_skipped(factory: str, tmp_path: Path):
+    """Too little memory is not a failure; the summary and the verdict count the skipped test."""
     report = report_of(tmp_path, "--backend", f"no_memory:{factory}", *FEW)
     assert report["status"] == 0
     assert report["totals"]["skipped"] == 1
-    assert result_of(report, NINE_HEADS)["reason"] == "not run: memory"
-    assert "not asked, 1: not run: memory" in report["printed"].splitlines()
-    assert "3 passed, 1 not asked" in report["verdict"]
+    reason = "the device has too little memory"
+    assert result_of(report, NINE_HEADS)["reason"] == reason
+    assert f"skipped, 1 test: {reason}" in report["printed"].splitlines()
+    assert "3 passed, 1 skipped" in report["verdict"]
 
 
-def test_a_schedule_without_memory_was_not_run(tmp_path: Path):
-    """Where nothing ran, nothing conforms."""
+def test_a_schedule_without_memory_is_skipped(tmp_path: Path):
+    """A run in which no test ran is not conformant."""
     test = "test_trace[trace-preemption-fp32]"
     report = report_of(tmp_path, "--backend", "no_memory:everywhere", "--only", test)
-    assert result_of(report, test)["reason"] == "not run: memory"
+    assert result_of(report, test)["reason"] == "the device has too little memory"
     assert report["reasons_against"] == ["no test ran"]
 
 
@@ -229,10 +230,8 @@ def test_a_schedule_without_memory_was_not_run(tmp_path: Path):
     ],
     ids=["two-tasks", "modes-backend", "tests-backend", "modes-report", "modes-profile"],
 )
-def test_what_a_run_without_install_would_not_heed_is_an_error(
-    arguments: tuple[str, ...], message: str
-):
-    """``ci.run_here`` starts nothing then."""
+def test_options_that_run_here_ignores_are_errors(arguments: tuple[str, ...], message: str):
+    """``ci.run_here`` starts nothing with options that would have no effect."""
     command = [sys.executable, "-m", "ci.run_here", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The stored vectors are what the reference gives."""
+"""The stored vectors equal those that the reference computes."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from paged_mla_conformance.meta.vectors import stale_vectors
 
 
 def test_no_vector_is_stale():
-    """S-5: a rule that changes must change its vectors in the same commit."""
+    """S-5: a commit that changes a rule must also change its vectors."""
     assert stale_vectors() == []

@@ -1,4 +1,4 @@
-"""Rotated elements, rounded to their other neighbour."""
+"""Rotated elements that are rounded to their other neighbor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_mla_shared.problem import Rope
 def turned(
     x: NDArray[Any], positions: NDArray[np.int64], rope: Rope, dtype: str, ulps: int = 1
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return rotated elements as the nearest numbers, and so many ulps off on the other side."""
+    """Return rotated elements rounded to nearest, and `ulps` units away on the other side."""
     exact = rotate(widen(x), positions, rope)
     nearest = round_to(exact, dtype)
     towards = np.where(widen(nearest) < exact, np.inf, -np.inf).astype(nearest.dtype)

@@ -1,4 +1,4 @@
-"""Right backends whose arrays have unusual strides: nothing in the protocol forbids them."""
+"""Right backends whose arrays have unusual strides, which the protocol allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Relaid = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def _in_wider(array: NDArray[Any], step: int) -> NDArray[Any]:
-    """Return the array in one whose axes are |step| times as long, backwards if it is < 0."""
+    """Return the array as a view with steps of `step` in each axis, backwards if it is < 0."""
     wide = np.zeros([abs(step) * n for n in array.shape], array.dtype)
     view = wide[(slice(None, None, step),) * array.ndim]
     view[...] = array
@@ -31,7 +31,7 @@ _STRIDES: dict[str, Relaid] = {
 
 
 def _relaid(answer: Any, relay: Relaid) -> Any:
-    """Return arrays, or an answer of arrays, laid out anew."""
+    """Return a result whose arrays have other strides."""
     if isinstance(answer, np.ndarray):
         return relay(answer)
     if isinstance(answer, tuple):
@@ -42,7 +42,7 @@ def _relaid(answer: Any, relay: Relaid) -> Any:
 
 
 class _Unusual:
-    """Lays every answer of a right runner out anew."""
+    """Changes the strides of all results of a right runner."""
 
     relay: Relaid
 
@@ -50,13 +50,13 @@ class _Unusual:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        """Hand the call on."""
+        """Return a call whose results have other strides."""
         call = getattr(self._inner, name)
         return lambda *given: _relaid(call(*given), type(self).relay)
 
 
 def __getattr__(name: str) -> Callable[[], MutantBackend]:
-    """Return the factory of one of them."""
+    """Return the factory of a backend by its name."""
     if name not in _STRIDES:
         raise AttributeError(name)
     wrap = type(name, (_Unusual,), {"relay": staticmethod(_STRIDES[name])})

@@ -1,4 +1,4 @@
-"""The paged MLA conformance suite: proves a backend right, or says where it is wrong.
+"""The paged MLA conformance suite: it checks a backend and reports where the backend is wrong.
 
 ``paged-mla conformance --backend package.module:factory`` runs it.
 """

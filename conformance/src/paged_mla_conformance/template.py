@@ -1,7 +1,8 @@
-"""A backend to start from: plain NumPy in 70 lines, right as it stands.
+"""A backend in 70 lines of NumPy from which to start. It passes the suite as it is.
 
-Copy this file, and replace one method after the other by your kernel, ``attend`` first. The page
-``conformance/docs/your-backend.md`` says what to declare, and what every call gets and owes.
+Copy this file and replace one method after the other by a call of your kernel, ``attend`` first.
+The page ``conformance/docs/your-backend.md`` describes what to declare, and the arguments and the
+results of every call.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
 class Runner:
-    """One problem with its cache."""
+    """A runner of one problem, with its cache."""
 
     merge = staticmethod(merge.merge)
 
@@ -26,25 +27,25 @@ class Runner:
         self.problem = problem
 
     def load_cache(self, image: CacheImage) -> None:
-        """Make the cache equal `image`: uint8 [num_blocks, block_bytes]."""
+        """Copy `image`, uint8 [num_blocks, block_bytes], to the cache."""
         blocks = image.read(np.arange(self.problem.num_blocks))
         self.cache = blocks.view(np.float32).reshape(-1, self.problem.dims.cached_dim)
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [n, block_bytes] of these blocks."""
+        """Return the bytes of these blocks, uint8 [n, block_bytes]."""
         return self.cache.view(np.uint8).reshape(self.problem.num_blocks, -1)[block_ids]
 
     def plan(self, batch: Batch) -> Metadata:
-        """Return the position and the slot of every token."""
+        """Return the position and the slot of every query token."""
         return positions.metadata(self.problem, batch)
 
     def append(self, batch: Batch) -> None:
-        """Write the new tokens; the slot of a padded token is -1."""
+        """Write the keys of the new tokens to their slots; the slot of a padded token is -1."""
         slots = self.plan(batch).slot_mapping  # [T]
         self.cache[slots[slots >= 0]] = np.hstack([batch.ckv, batch.k_pe])[slots >= 0]
 
     def attend(self, batch: Batch) -> Output:
-        """Return answers [T, H, R] and lse [T, H] of causal attention."""
+        """Return the outputs [T, H, R] and lse [T, H] of causal attention."""
         q = np.dstack([batch.q_nope, batch.q_pe])  # [T, H, R + P]
         out, lse = np.zeros_like(batch.q_nope), np.full(q.shape[:2], -np.inf, np.float32)
         for b, count in enumerate(batch.seq_lens):
@@ -59,7 +60,7 @@ class Runner:
 
 
 class Backend:
-    """What the runner can do, and where it runs."""
+    """Declares the capabilities of the runner and where it runs, and prepares runners."""
 
     name = "numpy-template"
     version = "0.1"
@@ -79,7 +80,7 @@ class Backend:
     )
 
     def prepare(self, problem: Problem) -> Any:
-        """Return a runner for a problem that the capabilities cover."""
+        """Return a runner for a problem that the declared capabilities cover."""
         return Runner(problem)
 
 

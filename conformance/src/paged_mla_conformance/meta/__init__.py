@@ -1,1 +1,1 @@
-"""Tests of the suite itself: mutants, explained dumps, the envelope of sizes, stored vectors."""
+"""Tests of the suite itself: mutants, explained dumps, the envelope of sizes and stored vectors."""

@@ -1,9 +1,8 @@
-"""How large the suite's cases are, group by group, and how large production is.
+"""The largest sizes of the suite's cases in each group, and the sizes in production.
 
 ``python -m paged_mla_conformance.meta.envelope --page conformance/docs/envelope.md`` writes the
-table.
-A bug that only shows past a size is found only by a case past that size, so no group may stay
-below what engines serve.
+table. A bug that only appears above a size is only found by a case above that size, so no group may
+be smaller than the steps that engines run.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Envelope = dict[str, float]
 
 MEANINGS = {
     "keys": "tokens of the longest row",
-    "queries": "query tokens of one row behind a context",
+    "queries": "query tokens of one row after a context",
     "tokens": "query tokens of a step",
     "padding": "padded tokens at the end of a step",
     "rows": "rows of a step",
@@ -39,7 +38,7 @@ MEANINGS = {
     "most scale": "largest softmax scale",
     "theta": "largest base of a rotation",
     "magnitude": "largest difference of YaRN's two mscales",
-    "partials": "partial answers merged at once",
+    "partials": "partial results in one merge",
 }
 
 PRODUCTION: dict[str, Mapping[str, float]] = {
@@ -49,13 +48,13 @@ PRODUCTION: dict[str, Mapping[str, float]] = {
 
 
 def envelopes() -> dict[str, Envelope]:
-    """Return the envelope of every group."""
+    """Return the envelope of every group: the largest value of each size, by the size's name."""
     found = {group: of_cases(cases) for group, cases in CASES.items()}
     return found | {"merge": of_merges(MERGES), "trace": of_scenarios(CORE)}
 
 
 def of_cases(cases: Iterable[Case]) -> Envelope:
-    """Return the largest of everything in some cases, at a model of 4 heads."""
+    """Return the largest values of all sizes in some cases, for a model with 4 heads."""
     envelope: Envelope = {"least scale": float("inf")}
     for case in cases:
         problem = case.problem(SMALL, "float32")
@@ -89,7 +88,7 @@ def of_cases(cases: Iterable[Case]) -> Envelope:
 
 
 def of_merges(cases: Iterable[MergeCase]) -> Envelope:
-    """Return the largest of everything in some merges."""
+    """Return the largest values of all sizes in some merges."""
     envelope: Envelope = {}
     for case in cases:
         sizes = {"tokens": case.tokens, "heads": case.num_heads, "partials": len(case.parts)}
@@ -98,7 +97,7 @@ def of_merges(cases: Iterable[MergeCase]) -> Envelope:
 
 
 def of_scenarios(scenarios: Iterable[Scenario]) -> Envelope:
-    """Return the largest of everything in some schedules."""
+    """Return the largest values of all sizes in some schedules."""
     envelope: Envelope = {}
     for scenario in scenarios:
         config, requests = scenario.config, scenario.requests
@@ -119,7 +118,7 @@ def of_scenarios(scenarios: Iterable[Scenario]) -> Envelope:
 
 
 def shortfalls(group: str, envelope: Envelope) -> list[str]:
-    """Return where the cases of a group stay below production, one phrase each."""
+    """Return a phrase for each size in which the cases of a group are below production."""
     found = []
     for what, needed in PRODUCTION[group].items():
         have = envelope.get(what, 0)
@@ -134,9 +133,10 @@ def page() -> str:
     lines = [
         "# The envelope of the suite's cases",
         "",
-        "The largest of everything that any case of a group asks, at a model of 4 heads; in bold",
-        "what production is known to need, which a test holds. Written by",
-        "`python -m paged_mla_conformance.meta.envelope --page conformance/docs/envelope.md`.",
+        "A cell is the largest value of a size in all cases of a group, for a model with 4 heads.",
+        "Production needs the bold sizes, and a test checks that the cases reach production. Run",
+        "`python -m paged_mla_conformance.meta.envelope --page conformance/docs/envelope.md`",
+        "to write this page.",
         "",
         "| group | " + " | ".join(MEANINGS) + " |",
         "|---" * (len(MEANINGS) + 1) + "|",
@@ -153,7 +153,7 @@ def page() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page; return 0 when no group stays below production."""
+    """Write the page; return 0 if no group is below production, else 1."""
     parser = argparse.ArgumentParser(
         prog="paged_mla_conformance.meta.envelope", description=__doc__
     )
@@ -163,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
         make_folders(options.page)
         options.page.write_text(page())
     found = [phrase for group, e in envelopes().items() for phrase in shortfalls(group, e)]
-    print("\n".join(found) or "no group stays below production")
+    print("\n".join(found) or "no group is below production")
     return 1 if found else 0
 
 

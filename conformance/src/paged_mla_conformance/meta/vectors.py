@@ -1,4 +1,4 @@
-"""Make the stored vectors, or check that the reference still gives them.
+"""Write the stored vectors, or check that the reference still computes them.
 
 python -m paged_mla_conformance.meta.vectors --check
 python -m paged_mla_conformance.meta.vectors --write
@@ -38,11 +38,11 @@ CHOSEN: dict[str, tuple[str, ...]] = {
     "rope-neox-extend": ("float32",),
 }
 
-IN_8_BITS = "formats-grown-group"  # in each format of 8 bits
+IN_8_BITS = "formats-grown-group"  # the case for vectors in each format of 8 bits
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return 0 when the vectors were written, or are as the reference gives them."""
+    """Write or check the vectors; return 1 if the check finds a difference, else 0."""
     parser = argparse.ArgumentParser(prog="paged_mla_conformance.meta.vectors", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", action="store_true")
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     stale = stale_vectors()
     for name in stale:
-        print(f"{name} is not what the reference gives")
+        print(f"{name} differs from the reference; run with --write to update the stored vectors")
     return 1 if stale else 0
 
 
@@ -69,10 +69,10 @@ def write_vectors() -> None:
 
 
 def stale_vectors() -> list[str]:
-    """Return the ids whose stored arrays are not what the reference gives now.
+    """Return the ids of vectors whose stored arrays differ from those that the reference computes.
 
-    Bytes and integers are exact; float64 answers agree to the last few bits, which depend on
-    the order in which a machine's matrix product sums.
+    Bytes and integers must be equal. The last bits of float64 outputs may differ, because they
+    depend on the order of the sums in a machine's matrix products.
     """
     listed = read_manifest(FOLDER)
     stale = sorted(set(listed) ^ {case.dtype_id(dtype) for case, dtype in _chosen()})

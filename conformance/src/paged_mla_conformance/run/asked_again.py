@@ -1,4 +1,4 @@
-"""Asks one test of a finished run again, in a process of its own."""
+"""Run one test of a finished run again, in a new process."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ def ask_again(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
 ) -> Result | None:
-    """Return what becomes of a test; ``None`` if it was not asked.
+    """Run a test again and return its result, or ``None`` if the test did not run.
 
     Parameters
     ----------
     options : Options
-        Of the run.
+        The options of the finished run.
     report : Report
-        Of the run; it stays as it is.
+        The report of the finished run; it is not changed.
     test : str
+        The id of the test.
     arguments : str
-        Pytest's, beside those of the run.
+        Arguments for pytest in addition to those of the finished run.
     environment : mapping of str to str, optional
         Variables of the new process, in addition to those of this process.
     """

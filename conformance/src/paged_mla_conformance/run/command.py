@@ -1,4 +1,4 @@
-"""``paged-mla conformance``: run the suite against a backend and print the verdict."""
+"""``paged-mla conformance``: run the suite on a backend and print the verdict."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from paged_mla_shared.provenance import commit_of
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the suite; return 0 when the backend conforms, or passed what was asked of it."""
-    commit = commit_of(__file__)  # before an older report is removed, which commits may have
+    """Run the suite and return the exit status: 0 if there is no reason against the backend."""
+    commit = commit_of(__file__)  # first: removing an older report that is in git changes the tree
     options = parse(arguments)
     for name in ignored_variables():
-        print(f"{name} is set and not used")
+        print(f"The environment variable {name} is set; the suite ignores it.")
     first = Worker(
         options.pytest_arguments,
         on_screen=options.on_screen,
         threads=threads_of_each(options.workers),
     )
     try:
-        # The first process collects the tests while this one imports what judges their results.
+        # The first worker collects the tests while this process imports the code for reports.
         from paged_mla_conformance.run.whole_run import run_suite  # noqa: PLC0415 - see above
     except KeyboardInterrupt:
         first.stop()

@@ -1,4 +1,7 @@
-"""What a backend declares, checked before the first test: a misspelt word would only be a skip."""
+"""Checks of a backend's declaration, made before the first test.
+
+Without these checks, a misspelled feature would only make tests "not supported".
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _ATTRIBUTES: dict[str, type] = {
     "prepare": object,
 }
 
-_WORDS = {  # the reference does everything there is
+_WORDS = {  # the reference declares every word that the protocol has
     "ops": CAPABILITIES.ops,
     "dtypes": frozenset(ALL_DTYPES),
     "cache_formats": CAPABILITIES.cache_formats,
@@ -39,7 +42,7 @@ _TUPLES = {
 
 
 def _is_integer(value: object) -> bool:
-    return type(value) is int  # those of NumPy overflow, and no report can hold them
+    return type(value) is int  # NumPy's integers overflow, and JSON cannot represent them
 
 
 def _is_scale(value: object) -> bool:
@@ -54,23 +57,28 @@ _SINGLE: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def check_backend(name: str, backend: object) -> Backend:
-    """Return what a factory made, which is a backend.
+    """Return an object as a backend after checking its attributes and its capabilities.
 
     Parameters
     ----------
     name : str
-        How the user calls it.
+        The value of ``--backend``, for error messages.
     backend : object
+        The object that a factory returned.
 
     Raises
     ------
     pytest.UsageError
-        It lacks an attribute of the protocol, or declares what nobody knows.
+        An attribute of the protocol is missing or has the wrong type, or a capability has a value
+        that the protocol does not define.
     """
     missing = [attribute for attribute in _ATTRIBUTES if not hasattr(backend, attribute)]
     if missing:
         made = type(backend).__name__
-        raise pytest.UsageError(f"--backend {name} made a {made} without {', '.join(missing)}")
+        raise pytest.UsageError(
+            f"--backend {name}: the factory returned a {made} without the attributes "
+            f"{', '.join(missing)}"
+        )
     for attribute, kind in _ATTRIBUTES.items():
         value = getattr(backend, attribute)
         if not isinstance(value, kind):
@@ -105,7 +113,7 @@ def _check_capabilities(name: str, capabilities: Capabilities) -> None:
 
 
 def _not_allowed(field: str, member: object) -> str:
-    """Return what would be allowed in a field, empty if `member` is."""
+    """Return a text with the allowed members of a field, or "" if `member` is allowed."""
     if field in _WORDS:
         return "" if member in _WORDS[field] else ", ".join(sorted(_WORDS[field]))
     if field in _TUPLES:

@@ -1,4 +1,4 @@
-"""The dump of the step at which a test failed, for ``paged-mla explain``."""
+"""Write the last step of a failed test to a dump, for ``paged-mla explain``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,29 @@ from paged_mla_shared.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Dumping:
-    """A backend whose steps are recorded, and where the step goes at which a test fails.
+    """A backend that records its steps, and the file for the step of a failed test.
 
     Parameters
     ----------
     backend : RecordingBackend
     path : Path
+        The dump to write.
     """
 
     backend: RecordingBackend
     path: Path
 
     def write(self, test: str) -> None:
-        """Write the step that was asked last; an answer that no file may hold is left out."""
+        """Write the last recorded step of a test.
+
+        The file is not written if it exists, if no step was recorded, or if the output of the step
+        has a form that a dump cannot hold.
+
+        Parameters
+        ----------
+        test : str
+            The id of the test; the dump contains it.
+        """
         runner = self.backend.last
         if runner is None or self.path.exists():
             return

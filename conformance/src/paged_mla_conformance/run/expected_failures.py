@@ -1,4 +1,4 @@
-"""The expected-failures file: exact ids with a reason and a place to read more, strictly held."""
+"""The expected-failures file: exact test ids, each with a reason and a link."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _KEYS = {"test", "reason", "issue"}
 
 @dataclass(frozen=True)
 class ExpectedFailure:
-    """One deterministic case a backend is known to fail.
+    """A test that a backend is known to fail each time.
 
     Parameters
     ----------
     test : str
-        Exact test id as reports print it, no patterns: ``test_decode[decode-h9-bf16]``.
+        The exact test id from a report, without patterns: ``test_decode[decode-h9-bf16]``.
     reason : str
-        What is wrong, in words.
+        A description of the defect.
     issue : str
-        URL of the report about it.
+        The URL of an issue about the defect.
     """
 
     test: str
@@ -32,16 +32,17 @@ class ExpectedFailure:
 
 
 def load_expected_failures(path: Path) -> dict[str, ExpectedFailure]:
-    """Return the entries of `path` by test id.
+    """Return the entries of the TOML file `path` by test id.
 
     Raises
     ------
     ValueError
-        An entry lacks a test, a reason or an issue, has unknown keys, or repeats an id.
+        The file is not TOML or has other tables, or an entry lacks a test, a reason or an issue,
+        has unknown keys, or repeats an id.
     """
     document = read_toml(path)
     if set(document) - {"expected_failure"}:
-        raise ValueError(f"{path}: only [[expected_failure]] tables are allowed")
+        raise ValueError(f"{path}: the file may contain only [[expected_failure]] tables")
     entries: dict[str, ExpectedFailure] = {}
     kind, where = tuple[dict[str, Any], ...], f"{path}: expected_failure"
     tables = build(kind, document.get("expected_failure", []), where)

@@ -1,4 +1,4 @@
-"""The faults behind the causes of a run: the smallest failing step of each is explained."""
+"""Explain the smallest failing step of each cause: find a known fault with the same output."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from paged_mla_reference.explain.joint_explanation import explain_jointly
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument
 
-_MOST = 3  # causes
-_NEAR = 0.5  # of what is wrong, that a fault must explain to be named
+_MOST = 3  # causes that are explained
+_NEAR = 0.5  # share of the wrong elements that a fault must explain to be named
 _PASSES_ALONE = (
-    "This test passes when a fresh process is asked nothing else: the answer depends on earlier "
-    "calls, as with a buffer or a plan that is kept between them (S-17)."
+    "This test passes when it is the only test of a new process. The output depends on earlier "
+    "calls, for example through a buffer or a plan that is kept between calls (S-17)."
 )
 
 
 def explain_causes(options: Options, report: Report) -> None:
-    """Look for the fault that gives the answers of each of the first causes, and of all of them.
+    """Look for known faults that explain each of the first causes, and all of them together.
 
     Parameters
     ----------
     options : Options
-        Of the run.
+        The options of the finished run.
     report : Report
-        Of the run, finished. Gets a sentence for each cause that a fault explains.
+        The report of the finished run. A sentence for each cause that a fault explains is added to
+        ``explanations``, and ``shared_fault`` is set if one fault explains all of them.
     """
     explanations: list[Explanation] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +42,7 @@ def explain_causes(options: Options, report: Report) -> None:
             alone = ask_again(options, report, test, f"--mla-dump={path}")
             if alone is not None and alone.outcome == "passed":
                 report.explanations[test] = _PASSES_ALONE
-                for other in cause.tests:  # passing alone, it shows no origin
+                for other in cause.tests:  # a test that passes alone shows no origin of a NaN
                     report.nan_origins.pop(other, None)
             elif (found := _explained(path)) is not None:
                 explanations.append(found)
@@ -52,7 +53,7 @@ def explain_causes(options: Options, report: Report) -> None:
 
 
 def _explained(path: Path) -> Explanation | None:
-    """Return a dump with what explains it; ``None`` where there is none, or it is too large."""
+    """Return the explanation of a dump; ``None`` if there is no dump or it is too large."""
     if not path.exists():
         return None
     try:
@@ -65,11 +66,11 @@ def _explained(path: Path) -> Explanation | None:
 
 
 def _sentence(found: Explanation) -> str:
-    """Return the fault whose answers a dump has, or nearly has; "" where none is near."""
+    """Return the fault that gives the output in a dump, or nearly gives it; "" if there is none."""
     is_near = any(_share(fit.residual) >= _NEAR for fit in found.fits[:1])
     return found.cause if found.best or is_near else ""
 
 
 def _share(residual: Residual) -> float:
-    """Return how much of what is wrong a fault explains."""
+    """Return the share of the wrong elements that a fault explains."""
     return 1 - residual.wrong / max(residual.was, 1)

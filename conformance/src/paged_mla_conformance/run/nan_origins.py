@@ -1,7 +1,7 @@
-"""Find the memory that a NaN or a wild address comes from (S-9).
+"""Find the memory from which a NaN or a wild address comes (S-9).
 
-A test that shows one runs again, with finite numbers or zeros in one kind of memory at a time. The
-runs follow one another, because a process that uses the GPU at the same time clears shared memory.
+A test with such a symptom runs again, with finite numbers or zeros in one kind of memory at a time.
+Only one of these runs uses the GPU at a time, because another process would clear shared memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paged_mla_conformance.run.reports.result import Result
 from paged_mla_conformance.run.reports.symptom import NAN, symptom_of
 
 STALE = "stale"
-"""The profile in which memory that nobody may read holds finite numbers."""
+"""The profile in which memory that a backend must not read holds finite numbers."""
 SURROUNDINGS = "PAGED_MLA_SURROUNDINGS"
 """The environment variable that chooses a kind of memory to fill with zeros."""
 ZEROS_IN = {
@@ -24,9 +24,9 @@ ZEROS_IN = {
     "zeros-in-guard-zones": NanOrigin.GUARD_ZONES,
     "zeros-in-late-inputs": NanOrigin.LATE_INPUTS,
 }
-"""The origin of a NaN that a value of the variable removes."""
+"""Values of the variable, each with the origin of the NaN that the value removes."""
 _OF_GPUS = ("zeros-in-shared-memory", "zeros-in-late-inputs")
-_MOST = 4  # tests
+_MOST = 4  # tests that run again
 
 
 def find_nan_origins(options: Options, report: Report) -> None:
@@ -35,9 +35,9 @@ def find_nan_origins(options: Options, report: Report) -> None:
     Parameters
     ----------
     options : Options
-        Of the run.
+        The options of the finished run.
     report : Report
-        Of the run, finished. Gets the origins that were found.
+        The report of the finished run; the origins are added to ``nan_origins``.
     """
     kinds = {result.test: symptom_of(result).kind for result in report.results if result.fails}
     for test in telling_tests(report.results)[:_MOST]:
@@ -47,7 +47,7 @@ def find_nan_origins(options: Options, report: Report) -> None:
 
 
 def _origin(options: Options, report: Report, test: str, kind: str) -> NanOrigin | None:
-    """Return where the symptom of a test comes from; ``None`` if that is not known."""
+    """Return the origin of the symptom `kind` of a test, or ``None`` if it is not known."""
     profile = f"--mla-profile={report.subject.profile},{STALE}"
     again = ask_again(options, report, test, profile)
     if again is None or again.outcome not in {"passed", "failed"}:

@@ -1,4 +1,4 @@
-"""The command line: what is wrong with it is said before anything runs."""
+"""The command line of ``paged-mla conformance``. Wrong options are reported before a test runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ SUITE = Path(__file__).parents[1] / "suite"
 TIME_LIMIT = 600.0
 
 _ABOUT = """\
-Runs the suite against a backend and prints the verdict as the last line. The exit status is 0 for
-a backend that passed all that it was asked. Options that are not listed here go to pytest.
+Runs the conformance suite on a backend and prints the verdict as the last line. Each test is
+passed, failed, skipped (this run excluded it) or not supported (the backend does not declare what
+it needs). The exit status is 0 if no test failed and no core capability is missing. Options that
+are not listed here are passed to pytest.
 """
 _EXAMPLE = """\
 example: paged-mla conformance --backend my_mla:create --profile kernel --report out/mla.json
@@ -36,17 +38,17 @@ _SCREEN = (
     "--setup-show", "--setupshow",
 )  # fmt: skip
 _REFUSED = {
-    "changes the suite; allowed: --only, -k, -x": (  # what tests there are, or whether they run
+    "changes the suite; allowed: --only, -k, -x": (  # the set of tests, or whether they run
         "-c", "-o", "-n", "--override-ini", "--config-file", "--rootdir", "--confcutdir",
         "--ignore", "--ignore-glob", "--pyargs", "--collect-only", "--collectonly", "--co",
         "--setup-only", "--setuponly", "--setup-plan", "--setupplan", "--assert", "--runxfail",
         "--numprocesses", "--dist", "--mla-",
     ),
-    "asks the backend nothing": (
+    "runs no test": (
         "-V", "--version", "--markers", "--fixtures", "--funcargs", "--fixtures-per-test",
         "--cache-show",
     ),
-    "writes a file of pytest's; allowed: --report": (
+    "writes a file of pytest; allowed: --report": (
         "--log-file", "--debug", "--junitxml", "--junit-xml", "--junitprefix", "--junit-prefix",
     ),
 }  # fmt: skip
@@ -54,28 +56,30 @@ _REFUSED = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, in one line, with pytest's status for it."""
+        """Print an error in one line and exit with pytest's status for a usage error."""
         self.exit(USAGE_ERROR, f"{self.prog}: {one_line(message)}\n")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for.
+    """The parsed command line.
 
     Parameters
     ----------
     backend : str
+        ``module:factory``, or the path of a TOML file.
     report : Path or None
+        The path of the JSON report; the HTML page and the JUnit file are written next to it.
     workers : int
-        Processes, at least 1.
+        The number of worker processes, at least 1.
     time_limit : float
-        Seconds for one test, 0 for none.
+        Seconds for one test; 0 means no limit.
     on_screen : bool
-        Whether pytest has the terminal.
+        Whether pytest uses the terminal directly.
     dump : Path or None
-        Where the step goes at which a test failed.
+        The file to which the step of a failed test is written.
     pytest_arguments : list of str
-        Those of every process, the suite's folder first.
+        The arguments of pytest in every worker process; the first is the suite's folder.
     """
 
     backend: str
@@ -88,12 +92,17 @@ class Options:
 
 
 def parse(arguments: list[str] | None) -> Options:
-    """Return what the command line asks for.
+    """Return the options of a command line; older reports at the same paths are removed.
+
+    Parameters
+    ----------
+    arguments : list of str or None
+        The arguments without the program's name; ``None`` means ``sys.argv[1:]``.
 
     Raises
     ------
     SystemExit
-        With status 4: something is wrong with it, and one line on stderr says what.
+        With status 4 if an option is wrong; one line on stderr states the error.
     """
     parser = _parser()
     given, passed_on = parser.parse_known_args(arguments)
@@ -108,10 +117,10 @@ def parse(arguments: list[str] | None) -> Options:
     on_screen = [argument for argument in passed_on if _is_one(argument, _SCREEN)]
     workers = given.workers or 1
     if on_screen and workers > 1:
-        parser.error(f"{on_screen[0]} needs --workers 0: one process has the screen")
+        parser.error(f"{on_screen[0]} needs --workers 0, because one process uses the terminal")
     asking = [argument for argument in passed_on if _is_one(argument, _ASKING)]
     if asking and given.timeout is not None:
-        parser.error(f"{asking[0]} has no --timeout: somebody sits before it")
+        parser.error(f"{asking[0]} waits for input and cannot be used with --timeout")
     return Options(
         backend=given.backend,
         report=given.report,
@@ -126,20 +135,20 @@ def parse(arguments: list[str] | None) -> Options:
 def _check_choice(
     parser: argparse.ArgumentParser, given: argparse.Namespace, passed_on: list[str]
 ) -> None:
-    """Refuse a run of no backend, and options that choose tests and do not go together."""
+    """Exit with an error if there is no backend, or if options exclude each other."""
     if given.backend is None and not given.quick:
-        parser.error("--backend MODULE:FACTORY is missing; allowed without it: --quick")
+        parser.error("--backend MODULE:FACTORY is missing; only --quick works without it")
     if given.quick:
         choosing = [a for a in passed_on if _is_one(a, _CHOOSING)]
         choosing += ["--only"] if given.only is not None else []
         if choosing:
-            parser.error(f"--quick chooses tests by itself; allowed without it: {choosing[0]}")
+            parser.error(f"--quick chooses the tests; it cannot be used with {choosing[0]}")
     if given.dump is not None and given.only is None:
-        parser.error("--dump needs --only: a dump is of one step")
+        parser.error("--dump needs --only, because a dump contains one step")
 
 
 def _is_one(argument: str, options: tuple[str, ...]) -> bool:
-    """Return whether an argument is one of the options, with or without a value."""
+    """Return whether an argument is one of the options, with or without ``=VALUE``."""
     name = argument.partition("=")[0]
     if name.startswith("--mla-"):
         return "--mla-" in options
@@ -147,7 +156,7 @@ def _is_one(argument: str, options: tuple[str, ...]) -> bool:
 
 
 def _letters(argument: str) -> list[str]:
-    """Return the options of one letter that an argument is: -xvs is three, -kxvs is one."""
+    """Return the one-letter options in an argument: -xvs has three, -kxvs has one with a value."""
     letters = "" if argument.startswith("--") or argument[:1] != "-" else argument[1:]
     valued = len(letters) - len(letters.lstrip(_WITHOUT_VALUE))
     return [f"-{letter}" for letter in letters[: valued + 1]]
@@ -165,49 +174,63 @@ def _parser() -> argparse.ArgumentParser:
         "--backend",
         type=_some,
         metavar="MODULE:FACTORY",
-        help="what makes the backend; --quick without it judges the template in NumPy",
+        help="makes the backend to test; --quick without it tests the NumPy template",
     )
     add("--quick", action="store_true", help="run at most 80 tests that find most known faults")
     add(
         "--dims",
         type=one_of(PRESETS),
         metavar="NAME",
-        help=f"the model's sizes: {', '.join(PRESETS)} (default: the mode's)",
+        help=f"model sizes: {', '.join(PRESETS)} (default: those of the backend's mode)",
     )
-    add("--dtypes", type=_some, metavar="A,B", help="element types (default: the mode's)")
+    add(
+        "--dtypes",
+        type=_some,
+        metavar="A,B",
+        help="element types (default: those of the backend's mode)",
+    )
     add(
         "--profile",
         type=_some,
         metavar="A,B",
-        help="terms to speak in: names or TOML files (default: strict)",
+        help="conventions of the backend: names of profiles or TOML files (default: strict)",
     )
-    add("--only", type=_some, metavar="ID", help="replay one test or case id")
+    add("--only", type=_some, metavar="ID", help="run one test, by its id or the id of its case")
     add(
         "--dump",
         type=_dump,
         metavar="FILE",
-        help="with --only: write the step at which a test failed, for paged-mla explain",
+        help="with --only: if the test fails, write its last step for paged-mla explain",
     )
     add(
         "--expected-failures",
         type=_some,
         metavar="TOML",
-        help="file of test ids that may fail, each with a reason; one that passes is an error",
+        help="file of test ids that must fail, each with a reason; if one passes, the run fails",
     )
-    add("--report", type=_report, metavar="JSON", help="writes HTML and JUnit beside it")
-    add("--workers", type=_workers, help="processes, or 'auto' (default: 0, one)")
+    add(
+        "--report",
+        type=_report,
+        metavar="JSON",
+        help="write a report to this file, and an HTML page and a JUnit file next to it",
+    )
+    add(
+        "--workers",
+        type=_workers,
+        help="number of processes, or 'auto' for one per processor (default: 0, which means one)",
+    )
     add(
         "--timeout",
         type=_seconds,
         metavar="SECONDS",
-        help=f"for one test (default: {TIME_LIMIT:.0f})",
+        help=f"time limit of one test (default: {TIME_LIMIT:.0f})",
     )
     return parser
 
 
 def _some(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("got ''; allowed: anything else")
+        raise argparse.ArgumentTypeError("got ''; allowed: a text that is not empty")
     return text
 
 
@@ -220,7 +243,7 @@ def _workers(text: str) -> int:
 
 
 def _cores() -> int:
-    """Return how many cores this process may use; macOS and Windows know no such limit."""
+    """Return how many cores this process may use; on macOS and Windows, all of the machine's."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -237,24 +260,30 @@ def _seconds(text: str) -> float:
 
 
 def _report(text: str) -> Path:
-    """Return the path of a report that can be written; what lay there is removed."""
+    """Return the path of a report that can be written; older files of the report are removed."""
     return _new(text, report_files)
 
 
 def _dump(text: str) -> Path:
-    """Return the path of a dump that can be written; what lay there is removed."""
+    """Return the path of a dump that can be written; an older file is removed."""
     return _new(text, lambda path: (path,))
 
 
 def _new(text: str, files_of: Callable[[Path], tuple[Path, ...]]) -> Path:
-    """Return a path whose files can be written; what lay there is removed."""
+    """Return a path after checking that its files can be written; older files are removed.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        A file cannot be written, or two of the files would have the same path.
+    """
     path = Path(_some(text))
     try:
         files = files_of(path)
         if len(set(files)) < len(files):
-            raise OSError("its HTML or JUnit would lie over it")
+            raise OSError("the HTML page or the JUnit file would have the same path")
         if any(file.exists() and not file.is_file() for file in files):
-            raise OSError("something that is no file lies there")
+            raise OSError("the path exists and is not a regular file")
         make_folders(path)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -266,14 +295,14 @@ def _new(text: str, files_of: Callable[[Path], tuple[Path, ...]]) -> Path:
 
 
 def report_files(path: Path) -> tuple[Path, Path, Path]:
-    """Return where JSON, HTML and JUnit of a report go."""
+    """Return the paths of the JSON report, its HTML page and its JUnit file."""
     return path, path.with_suffix(".html"), path.with_suffix(".xml")
 
 
 def _pytest_arguments(given: argparse.Namespace, passed_on: list[str]) -> list[str]:
     command = [
         str(SUITE),
-        *("-c", str(SUITE / "pytest.ini")),  # the suite's own strictness, not the caller's
+        *("-c", str(SUITE / "pytest.ini")),  # the suite's own settings, not those of the caller
         *("-p", "paged_mla_conformance.run.plugin"),
         "--quiet",
         "--tb=short",

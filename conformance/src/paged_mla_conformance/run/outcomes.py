@@ -1,4 +1,4 @@
-"""What becomes of a test: its result before and after it runs."""
+"""The result of a test, before and after the test runs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from paged_mla_reference.tolerance.compare import Check
 EXPECTED = pytest.StashKey[dict[str, ExpectedFailure]]()
 TRIAL = pytest.StashKey[Trial | TraceTrial]()
 CHECKS = pytest.StashKey[list[Check]]()
-EVERY = pytest.StashKey[list[str]]()  # ids of all tests, those that are deselected among them
-WARNED = pytest.StashKey[Counter[str]]()  # warnings of the backend that no result holds yet
+EVERY = pytest.StashKey[list[str]]()  # ids of all tests, also of the deselected ones
+WARNED = pytest.StashKey[Counter[str]]()  # warnings of the backend that were not yet reported
 
 
 def unanswered(item: pytest.Item) -> Result:
-    """Return what is known of a test before it ran."""
+    """Return the result of a test that has not run. Its outcome is "failed" until the test runs."""
     marker, run, case = marker_of(item), item.config.stash[RUN], case_of(item)
     doc = getattr(item, "obj", None).__doc__ or ""
     return Result(
@@ -51,13 +51,16 @@ def unanswered(item: pytest.Item) -> Result:
 
 
 def result_of(item: pytest.Item, report: pytest.TestReport) -> Result:
-    """Return what became of a test; only what the suite decided to skip is skipped."""
+    """Return the result of a test that ran or that the suite skipped.
+
+    A test that something else than the suite skips, for example the backend, has failed.
+    """
     trial = item.stash.get(TRIAL, None)
     skip = item.stash.get(SKIP, None)
     expected = item.config.stash[EXPECTED].get(test_id(item))
     outcome, message = _outcome(report, expected), report.longreprtext
     if outcome == "skipped" and skip is None:
-        outcome, message = "failed", f"skipped, and not by the suite: {message}"
+        outcome, message = "failed", f"this test was skipped, but not by the suite: {message}"
     checks = trial.checks if trial else item.stash.get(CHECKS, [])
     return replace(
         unanswered(item),

@@ -1,7 +1,7 @@
-"""The pytest plugin: loads a backend by name and asks it every case.
+"""The pytest plugin: it loads a backend by name and makes a test of each case.
 
-``paged-mla conformance`` loads it with ``-p``. It is no entry point: whoever installs the
-distribution has a pytest that starts without it.
+``paged-mla conformance`` loads the plugin with ``-p``. The distribution declares no pytest entry
+point, so that other pytest runs in the same environment start without the plugin.
 """
 
 from __future__ import annotations
@@ -56,19 +56,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the suite's options."""
     group = parser.getgroup("paged-mla", "paged MLA conformance")
     group.addoption("--mla-backend", metavar="MODULE:FACTORY", help="backend under test")
-    group.addoption("--mla-dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
-    group.addoption("--mla-dtypes", metavar="A,B", help="element types (default: the mode's)")
+    group.addoption("--mla-dims", choices=sorted(PRESETS), help="model dims (default: of the mode)")
+    group.addoption("--mla-dtypes", metavar="A,B", help="element types (default: of the mode)")
     group.addoption("--mla-profile", default=STRICT, metavar="A,B", help="names or TOML files")
-    group.addoption("--mla-only", metavar="ID", help="run one case id, as reports print it")
+    group.addoption("--mla-only", metavar="ID", help="run one test or case id from a report")
     group.addoption("--mla-quick", action="store_true", help="run few tests that find most faults")
     group.addoption("--mla-expected-failures", type=Path, metavar="TOML")
-    group.addoption("--mla-dump", type=Path, metavar="FILE", help="step at which a test failed")
+    group.addoption("--mla-dump", type=Path, metavar="FILE", help="write the step that failed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the backend and everything the run needs."""
+    """Load the backend, the profile and the expected failures.
+
+    Raises
+    ------
+    pytest.UsageError
+        An option has a wrong value, or the backend cannot be loaded.
+    """
     config.addinivalue_line(
-        "markers", "mla(group, ops, features, rules): what a conformance test asks"
+        "markers", "mla(group, ops, features, rules): what a conformance test needs and checks"
     )
     name = config.getoption("--mla-backend")
     if name is None:
@@ -96,25 +102,29 @@ def pytest_configure(config: pytest.Config) -> None:
 def _chosen_dtypes(option: str | None) -> tuple[str, ...]:
     chosen = tuple(option.split(",")) if option is not None else ()
     if not set(chosen) <= set(ALL_DTYPES) or len(set(chosen)) < len(chosen):
-        allowed = f"{','.join(ALL_DTYPES)}, each once"
+        allowed = f"{','.join(ALL_DTYPES)}, each once at most"
         raise pytest.UsageError(f"--dtypes: got {option!r}; allowed: {allowed}")
     return chosen
 
 
 def load_backend(name: str) -> Backend:
-    """Return the backend that ``module:factory`` makes, or that a TOML file describes.
+    """Return the backend that a factory makes.
 
-    The file names its factory, ``factory = "module:factory"``, which gets the file's path.
+    Parameters
+    ----------
+    name : str
+        ``module:factory``, or the path of a TOML file with ``factory = "module:factory"``. The
+        factory of a TOML file is called with the path of the file, any other without arguments.
 
     Raises
     ------
     pytest.UsageError
-        The name is malformed, its module is not there, its factory is missing or raises, or what it
-        makes is no backend.
+        The name is malformed, the module does not exist, the factory is missing or raises, or the
+        object that it returns is not a backend.
     pytest.exit.Exception
-        The factory raised ``Unsupported``: this machine has nothing to ask. Status 5, as for a run
-        without tests. Or the module, or something that it imports, cannot be imported: status 2,
-        with the traceback.
+        With status 5, as for a run without tests: the factory raised ``Unsupported``, so the
+        backend cannot run on this machine. With status 2 and the traceback: the module, or a
+        module that it imports, cannot be imported.
     """
     is_file = name.endswith(".toml")
     module_name, _, factory = (_factory_in(name) if is_file else name).partition(":")
@@ -127,7 +137,7 @@ def load_backend(name: str) -> Backend:
             raise pytest.UsageError(f"--backend {name}: {module_name} has no attribute {factory!r}")
         if not callable(make):
             kind = type(make).__name__
-            raise pytest.UsageError(f"--backend {name}: got an {kind}; allowed: a factory")
+            raise pytest.UsageError(f"--backend {name}: got an {kind}; allowed: a callable")
         return check_backend(name, make(Path(name)) if is_file else make())
     except pytest.UsageError:
         raise
@@ -136,11 +146,11 @@ def load_backend(name: str) -> Backend:
         pytest.exit(reason, returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
     except ImportError as error:
         if f"{module_name}.".startswith(f"{error.name}.") and error.path is None:
-            hint = "install it, or run in the folder that holds it"
+            hint = "install the module, or run the command in the folder that contains it"
             raise pytest.UsageError(f"--backend {name}: {error}; {hint}") from error
         reason = f"--backend {name} cannot be imported: {error}\n{_traceback_of(error)}"
         pytest.exit(reason, returncode=BROKEN_BACKEND)
-    except BaseException as error:  # SystemExit and pytest's own would end the run without a word
+    except BaseException as error:  # for example SystemExit, which would end the run silently
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise pytest.UsageError(f"--backend {name} raised {said}") from error
 
@@ -153,7 +163,7 @@ def _factory_in(path: str) -> str:
 
 
 def _traceback_of(error: ImportError) -> str:
-    """Return the traceback of a backend's error, from the backend's own first line on."""
+    """Return the traceback of an error, without the frames of this module and of importlib."""
     ours = {__file__, importlib.__file__}
     told = traceback.TracebackException.from_exception(error)
     theirs = (f for f in told.stack if f.filename not in ours and "<frozen " not in f.filename)
@@ -162,7 +172,7 @@ def _traceback_of(error: ImportError) -> str:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Name the backend, its mode and what it is asked."""
+    """Return lines with the backend, its mode, the dims, the dtypes and the profile."""
     run = config.stash.get(RUN, None)
     if run is None:
         return []
@@ -176,7 +186,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give each suite test the cases of its group."""
+    """Make the cases, or the traces, of its group the parameters of each suite test."""
     marker = metafunc.definition.get_closest_marker("mla")
     wanted = {"trial", "trace_trial"} & set(metafunc.fixturenames)
     if marker is None or not wanted:
@@ -199,9 +209,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _left(
     config: pytest.Config, function: str, params: Sequence[CaseParam | TraceParam]
 ) -> list[CaseParam | TraceParam]:
-    """Return the parameters that the command line leaves; building a test of each takes a second.
+    """Return the parameters that ``--mla-only`` and ``--mla-quick`` select.
 
-    The others are noted by the ids that their tests would have.
+    Pytest takes a second to build a test for each parameter, so the others get no test. This
+    function adds the ids that their tests would have to the stash of all test ids.
     """
     only = config.getoption("--mla-only")
     left = list(params)
@@ -218,7 +229,13 @@ def _left(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Narrow to what is wanted, and compare the expected failures with what exists."""
+    """Keep the selected tests, and mark those that are expected to fail.
+
+    Raises
+    ------
+    pytest.UsageError
+        ``--only`` or the expected-failures file names a test that does not exist.
+    """
     if RUN not in config.stash:
         return
     items[:] = [item for item in items if not is_without_parameter(item)]
@@ -229,15 +246,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     expected = config.stash[EXPECTED]
     unknown = set(expected) - known
     if unknown:
-        raise pytest.UsageError(f"expected failures that are no test: {sorted(unknown)}")
+        raise pytest.UsageError(
+            f"--expected-failures: the suite has no test with the ids {sorted(unknown)}"
+        )
     only = config.getoption("--mla-only")
     if only is not None:
         chosen = [item for item in suite if only in {test_id(item), _param_id(test_id(item))}]
         if not chosen:
             names = sorted({name for test in known for name in (test, _param_id(test))})
             near = ", ".join(difflib.get_close_matches(only, names))
-            hint = f"; near it: {near}" if near else ""
-            raise pytest.UsageError(f"--only: no test or case is called {only!r}{hint}")
+            hint = f"; similar ids: {near}" if near else ""
+            raise pytest.UsageError(f"--only: no test or case has the id {only!r}{hint}")
         items[:] = suite = chosen
     if config.getoption("--mla-quick"):
         config.stash[QUICK], items[:] = quick_choice(suite)
@@ -245,20 +264,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in suite:
         entry = expected.get(test_id(item))
         if entry is not None:
-            wrong = (AssertionError, pytest.fail.Exception)  # the latter: bad input was taken
+            wrong = (AssertionError, pytest.fail.Exception)  # the latter: bad input was accepted
             mark = pytest.mark.xfail(reason=entry.reason, raises=wrong, strict=True)
             item.add_marker(mark)
 
 
 @pytest.fixture
 def mla_run(request: pytest.FixtureRequest) -> Run:
-    """Return the run: backend, dims and dtypes."""
+    """Return the run: the backend, the dims, the profile and the dtypes."""
     return request.config.stash[RUN]
 
 
 @pytest.fixture
 def trial(request: pytest.FixtureRequest, mla_run: Run) -> Trial:
-    """Return the case under test."""
+    """Return the trial of the case that is the test's parameter."""
     param: CaseParam = request.param
     item: pytest.Item = request.node
     trial = Trial(mla_run.backend, param.case, mla_run.dims, param.dtype, param.note)
@@ -275,7 +294,7 @@ def mla_checks(request: pytest.FixtureRequest) -> list[Check]:
 
 @pytest.fixture
 def trace_trial(request: pytest.FixtureRequest, mla_run: Run) -> TraceTrial:
-    """Return the trace under test."""
+    """Return the trial of the trace that is the test's parameter."""
     param: TraceParam = request.param
     trial = TraceTrial(mla_run.backend, param.scenario, mla_run.dims, param.dtype, param.note)
     request.node.stash[TRIAL] = trial
@@ -284,7 +303,7 @@ def trace_trial(request: pytest.FixtureRequest, mla_run: Run) -> TraceTrial:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Skip what the device has too little memory for: it is no answer, and it is counted."""
+    """Skip a test in which the backend raises ``OutOfMemory``; the report counts it as skipped."""
     try:
         return (yield)
     except OutOfMemory:
@@ -292,7 +311,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip, with the reason, what the backend does not declare."""
+    """Skip a test that the backend does not support or that the run excludes, with the reason."""
     if item.get_closest_marker("mla") is not None:
         skip_if(item, why_not_asked(item))
 
@@ -301,7 +320,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Write the dump of a test that failed, where one is wanted."""
+    """Write a dump of the last step of a test that failed, if the run has ``--mla-dump``."""
     report = yield
     if call.when == "call" and report.failed and DUMPING in item.config.stash:
         item.config.stash[DUMPING].write(test_id(item))

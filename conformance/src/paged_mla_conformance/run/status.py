@@ -1,4 +1,4 @@
-"""Exit statuses of the command: pytest's, without the time that importing pytest takes."""
+"""Exit statuses of the command. They equal pytest's; importing pytest would take too long."""
 
 INTERRUPTED = 2
 BROKEN_BACKEND = 2

@@ -1,4 +1,4 @@
-"""What a run puts to the test: a backend, where it runs, and in which terms it is asked."""
+"""The subject of a run: the backend, the machine, the dims, the dtypes and the profile."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paged_mla_conformance.suite.selection.core import Run
 from paged_mla_shared.backend import Capabilities
 
 NOT_LOADED = "not loaded"
-"""What a report says of a backend that never came as far as to say it itself."""
+"""The value in a report for a property of a backend that could not be loaded."""
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "triton", "pytest")
 
 
 def machine() -> dict[str, str]:
-    """Return the processor and the operating system."""
+    """Return the operating system and the processor with its number of cores."""
     return {
         "system": platform.platform(),
         "processor": f"{_processor()}, {os.cpu_count()} cores",
@@ -27,7 +27,7 @@ def machine() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Return the model of the processor where Linux says it, else its architecture."""
+    """Return the processor's model, or its architecture where Linux does not report the model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -38,23 +38,28 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class Subject:
-    """A backend and a run's terms, as plain data.
+    """A backend and the settings of a run, as plain data.
 
     Parameters
     ----------
     factory : str
-        Its name on the command line; until the backend is loaded, all that is known.
+        The value of ``--backend``. The other fields are set when the backend is loaded.
     name, version, mode, device : str
+        Attributes of the backend.
     capabilities : dict
+        Fields of the backend's ``Capabilities``; sets are sorted lists.
     environment : dict of str to str
-        The machine, its operating system, and the versions of what is in use.
+        The operating system, the processor and the versions of the packages in use.
     dims : str
+        The name of the model dims.
     dtypes : list of str
+        Element types of this run.
     dtypes_left_out : list of str
-        Core types of the mode that are not asked.
+        Core element types of the mode that this run does not test.
     profile : str
+        The name of the profile.
     has_surroundings : bool
-        Whether ``PAGED_MLA_SURROUNDINGS`` sets what surrounds the calls of the backend.
+        Whether ``PAGED_MLA_SURROUNDINGS`` chooses the surroundings of the backend's calls.
     """
 
     factory: str
@@ -72,7 +77,7 @@ class Subject:
 
     @classmethod
     def of(cls, run: Run) -> Subject:
-        """Describe a run whose backend is loaded."""
+        """Return the subject of a run whose backend is loaded."""
         backend = run.backend
         return cls(
             factory=run.factory,
@@ -91,7 +96,7 @@ class Subject:
 
     @property
     def title(self) -> str:
-        """Name everything that a verdict holds for."""
+        """The backend, mode, device, dims, dtypes and profile for which a verdict holds."""
         if self.mode == NOT_LOADED:
             return self.factory
         return (
@@ -101,7 +106,10 @@ class Subject:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of each package in use, which need not be the one installed."""
+    """Return the version of each package: of the imported module, else of the installed package.
+
+    A package that is neither imported nor installed has the version "absent".
+    """
     found = {}
     for package in _PACKAGES:
         version = getattr(sys.modules.get(package), "__version__", None)

@@ -1,4 +1,4 @@
-"""One run of the suite, from its first process to the verdict and the reports."""
+"""One run of the suite, from the first worker process to the reports and the verdict."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from paged_mla_shared.documents import printable
 
 
 def run_suite(options: Options, first: Worker, commit: str) -> int:
-    """Run the suite and print the verdict.
+    """Run the suite, write the reports and print the summary with the verdict.
 
     Parameters
     ----------
     options : Options
     first : Worker
-        A process that has been started with these options.
+        A worker process that has been started with these options.
     commit : str
-        Of the suite.
+        The commit of the suite's source.
 
     Returns
     -------
     int
-        0 when the backend conforms, or passed what was asked of it.
+        The exit status: 0 if there is no reason against the backend, 1 if there is one, 2 if the
+        run was interrupted, and pytest's status if the run could not start.
     """
     report = Report(Subject(options.backend), time_limit=options.time_limit, commit=commit)
     scheduler = Scheduler(
@@ -47,7 +48,7 @@ def run_suite(options: Options, first: Worker, commit: str) -> int:
         scheduler.run()
         if not options.on_screen:
             find_nan_origins(options, report)
-            if len(report.results) > 1:  # a replay shows its failure whole, and has --dump
+            if len(report.results) > 1:  # a run of one test prints its whole failure
                 explain_causes(options, report)
     except Refused as refused:
         print(printable(refused), file=sys.stderr)

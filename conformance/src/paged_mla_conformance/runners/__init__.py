@@ -1,1 +1,1 @@
-"""Backends and runners around another one: they forward, check, translate, interleave or record."""
+"""Backends and runners that wrap another one: they check, translate, interleave or record calls."""

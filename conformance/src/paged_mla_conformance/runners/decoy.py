@@ -1,4 +1,4 @@
-"""A second problem and step: a runner that uses anything of them answers wrongly (S-17)."""
+"""A second problem and a second step; a runner that uses their values is wrong (S-17)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_mla_shared.problem import Batch, Problem, Rope, RopePairing, cu_seqle
 
 
 def decoy_problem(problem: Problem, capabilities: Capabilities) -> Problem:
-    """Return a problem of other scales and, where declared, a rotation; the same steps fit."""
+    """Return a problem with other scales and, if declared, a rotation; the same steps fit it."""
     ropes = sorted(capabilities.ropes)
     return replace(
         problem,
@@ -23,7 +23,7 @@ def decoy_problem(problem: Problem, capabilities: Capabilities) -> Problem:
 
 
 def decoy_step(problem: Problem, batch: Batch) -> Batch:
-    """Return a step of the same shape: its rows in reverse order, and in other blocks."""
+    """Return a step of the same shape, with its rows in reverse order and in other blocks."""
     seq_lens, table = batch.seq_lens[::-1].copy(), batch.block_table[::-1]
     known = (table >= 0) & (table < problem.num_blocks)
     mask = batch.mask

@@ -17,15 +17,17 @@ from paged_mla_shared.problem import Batch, Output, Problem
 
 
 class InterleavedRunner(ForwardingRunner):
-    """Plans its first step; before every call, the other runner plans another step of that shape.
+    """Before every call, another runner plans another step of the same shape.
+
+    The inner runner plans its first step before that.
 
     Parameters
     ----------
     problem : Problem
     inner : Runner
-        The one that is asked.
+        The runner that receives the calls.
     other : Runner
-        Of a problem with the same capacities.
+        A runner of a problem with the same capacities.
     """
 
     def __init__(self, problem: Problem, inner: Runner, other: Runner) -> None:
@@ -34,12 +36,12 @@ class InterleavedRunner(ForwardingRunner):
         self._has_planned = False
 
     def ask(self, operation: Operation, batch: Batch, *others: Any) -> Any:
-        """Ask for an operation about a step after the other's plan."""
+        """Call an operation on a step after the other runner has planned."""
         self._plan(batch)
         return getattr(self.inner, operation.name)(batch, *others)
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Answer after the other's plan, which takes absorbed queries and reads none."""
+        """Run a layer after the other runner has planned; a plan does not read the queries."""
         step = batch.step
         absorbed = np.zeros((*step.q_pe.shape[:2], step.ckv.shape[1]), step.q_nope.dtype)
         self._plan(replace(step, q_nope=absorbed))

@@ -1,7 +1,7 @@
-"""Profiles: how steps are presented to a backend, how its answers come, and what it owes.
+"""Profiles: the conventions of a backend for steps and outputs, and what a backend must declare.
 
-A profile is data, a TOML file in ``profiles`` or one of the user's own. ``strict`` is the rules as
-written; the others say where they differ.
+A profile is a TOML file in ``profiles`` or a file of the user. ``strict`` follows the rules of the
+specification; every other profile lists only the differences.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Profile:
-    """What ``profiles/strict.toml`` explains, key by key.
+    """The values of a profile. ``profiles/strict.toml`` explains every key.
 
     Parameters
     ----------
     name : str
-        The files it was read from, a comma between two.
+        The names or paths of the files from which the profile was read, separated by commas.
     table_fill : int or "poison"
+        The table entries after the blocks of a row.
     left_out : tuple of str
-        Groups, or ids of cases, that are not asked.
+        Groups, or ids of cases, that are skipped.
     """
 
     name: str
@@ -58,11 +59,12 @@ class Profile:
     undeclared: str
 
     def __post_init__(self) -> None:
-        """Refuse words that no profile can say.
+        """Check the values.
 
         Raises
         ------
         InvalidArgument
+            A key has a value that is not allowed, or padding needs block 0 and it is not reserved.
         """
         for key, words in _ALLOWED.items():
             if getattr(self, key) not in words:
@@ -70,25 +72,31 @@ class Profile:
                 raise InvalidArgument(key, repr(getattr(self, key)), allowed)
         fill = self.table_fill
         if fill != "poison" and not (isinstance(fill, int) and -(2**31) <= fill < 2**31):
-            raise InvalidArgument("table_fill", repr(fill), "'poison' or a number of 32 bits")
+            raise InvalidArgument("table_fill", repr(fill), "'poison' or an integer of 32 bits")
         if (self.padded_seq_len or self.padded_slot == 0) and not self.reserved_block:
-            raise InvalidArgument("reserved_block", "false", "true: padding lies in block 0")
+            raise InvalidArgument("reserved_block", "false", "true, because padding uses block 0")
 
     @property
     def as_written(self) -> bool:
-        """Whether backends are spoken to in the rules' own terms."""
+        """Whether the profile has the conventions of the rules, so that nothing is translated."""
         strict = load_profile(STRICT)
         left_out, undeclared = strict.left_out, strict.undeclared
         return replace(self, name=STRICT, left_out=left_out, undeclared=undeclared) == strict
 
 
 def load_profile(names: str) -> Profile:
-    """Return the profile of `names`: files in ``profiles`` or paths, a later one over the earlier.
+    """Return the profile of a list of files.
+
+    Parameters
+    ----------
+    names : str
+        Names of files in ``profiles``, or paths, separated by commas. The values of a later file
+        replace those of an earlier one, and all of them replace those of ``strict``.
 
     Raises
     ------
     InvalidArgument
-        A file is missing or no TOML, or says something that no profile can say.
+        A file is missing or is not TOML, or it has an unknown key or a value that is not allowed.
     """
     values: dict[str, Any] = {}
     allowed = [field.name for field in fields(Profile) if field.name != "name"]

@@ -26,44 +26,47 @@ from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem, Rows
 
 LN2 = float(np.log(2.0))
-STALE = (1.0, -2.0)  # what stale slots hold, where there would be NaN and huge numbers
+STALE = (1.0, -2.0)  # values in stale memory, in place of NaN and of huge numbers
 
 
 @dataclass(frozen=True)
 class AdaptedBackend:
-    """See :class:`paged_mla_shared.backend.Backend`."""
+    """A backend whose runners translate between the rules and a profile.
+
+    See :class:`paged_mla_shared.backend.Backend`.
+    """
 
     inner: Backend
     profile: Profile
 
     @property
     def name(self) -> str:
-        """Of the backend itself."""
+        """The name of the inner backend."""
         return self.inner.name
 
     @property
     def version(self) -> str:
-        """Of the backend itself."""
+        """The version of the inner backend."""
         return self.inner.version
 
     @property
     def mode(self) -> str:
-        """Of the backend itself."""
+        """The mode of the inner backend."""
         return self.inner.mode
 
     @property
     def device(self) -> str:
-        """Of the backend itself."""
+        """The device of the inner backend."""
         return self.inner.device
 
     @property
     def memory_bytes(self) -> int:
-        """Of the backend itself."""
+        """The free memory of the inner backend."""
         return self.inner.memory_bytes
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of the backend itself."""
+        """The capabilities of the inner backend."""
         return self.inner.capabilities
 
     @property
@@ -72,20 +75,21 @@ class AdaptedBackend:
         return bool(getattr(self.inner, "has_surroundings", False))
 
     def prepare(self, problem: Problem) -> Runner:
-        """Build a runner that translates."""
+        """Return a runner that translates between the rules and the profile."""
         return AdaptedRunner(self.inner, problem, self.profile)
 
 
 def adapted(backend: Backend, profile: Profile) -> Backend:
-    """Return `backend` as `profile` speaks to it."""
+    """Return a backend that translates to `profile`, or `backend` if nothing is to translate."""
     return backend if profile.as_written else AdaptedBackend(backend, profile)
 
 
 class AdaptedRunner(Runner):
-    """See :class:`paged_mla_shared.backend.Runner`.
+    """A runner that translates between the rules and a profile.
 
-    Block b is the inner runner's block b + `blocks`; `slots` is the same in tokens. Operations that
-    have no method here give no numbers in terms of their own: the batch alone is translated.
+    See :class:`paged_mla_shared.backend.Runner`. Block b of the rules is block b + ``_blocks`` of
+    the inner runner; ``_slots`` is the same offset in tokens. For operations without a method here,
+    only the batch is translated, because their results do not depend on the profile.
     """
 
     def __init__(self, backend: Backend, problem: Problem, profile: Profile) -> None:
@@ -102,7 +106,10 @@ class AdaptedRunner(Runner):
         self._inner = backend.prepare(self._inner_problem)
 
     def load_cache(self, image: CacheImage) -> None:
-        """Load it, what is not read made stale, behind the reserved block."""
+        """Load an image after the reserved block.
+
+        In a profile with ``unread = "stale"``, NaN and huge numbers are replaced by plain numbers.
+        """
         layout = self._inner_problem.layout
         zeros = np.zeros((self._blocks, layout.block_bytes), np.uint8)
         reserved = np.arange(self._blocks)
@@ -119,7 +126,7 @@ class AdaptedRunner(Runner):
         self._inner.load_cache(inner)
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Read it; what is as it was shown is as it was asked."""
+        """Read blocks; elements that still have their stale values get their original values."""
         blocks = self._inner.read_cache(block_ids + self._blocks)
         if self._profile.unread != "stale":
             return blocks
@@ -132,7 +139,7 @@ class AdaptedRunner(Runner):
         return np.where(kept, asked, blocks)
 
     def plan(self, batch: Batch) -> Metadata:
-        """Plan, and give slots and positions of padding as the rules have them."""
+        """Plan, and translate the slots and positions of padding to those of the rules."""
         found = self._inner.plan(self._pad(batch))
         if not self._blocks:
             return found
@@ -140,20 +147,20 @@ class AdaptedRunner(Runner):
         return Metadata(np.where(_padding(batch), 0, found.positions), slots)
 
     def attend(self, batch: Batch) -> Output:
-        """Attend, and give the answer as the rules have it."""
+        """Attend, and translate the output to the conventions of the rules."""
         answer = self._inner.attend(self._pad(batch))
         right = self._oracle(batch) if self._profile.lse == "none" else None
         return self._as_ruled(answer, batch, right)
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Merge partials in the engine's terms."""
+        """Merge partial results in the conventions of the profile."""
         layout = self._profile.merge_lse_layout
         theirs = [Output(p.out, self._theirs(p.lse, layout)) for p in partials]
         merged = self._inner.merge(theirs)
         return Output(merged.out, self._ours(merged.lse, layout))
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Attend to keys and values, and give the answer as the rules have it."""
+        """Attend to keys and values, and translate the output to the conventions of the rules."""
         profile = self._profile
         answer = self._inner.prefill(_stale_keys(batch) if profile.unread == "stale" else batch)
         right = None
@@ -162,7 +169,7 @@ class AdaptedRunner(Runner):
         return self._as_ruled(answer, batch, right)
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Append and attend, and give the answer as the rules have it."""
+        """Run a layer, and translate the output to the conventions of the rules."""
         answer = self._inner.layer(replace(batch, step=self._pad(batch.step)))
         right = None
         if self._profile.lse == "none":
@@ -170,12 +177,12 @@ class AdaptedRunner(Runner):
         return self._as_ruled(answer, batch.step, right)
 
     def translated(self, operation: Operation, batch: Batch, *others: Any) -> Any:
-        """Ask for an operation about a step in the engine's terms."""
+        """Call an operation on a step that is translated to the conventions of the profile."""
         shown = self._relabel(batch) if operation.reads_rows else self._pad(batch)
         return getattr(self._inner, operation.name)(shown, *others)
 
     def _as_ruled(self, answer: Output, batch: Rows, right: NDArray[np.float32] | None) -> Output:
-        """Return an answer in the rules' terms; its lse is the `right` one if it has none."""
+        """Return an output in the conventions of the rules; `right` replaces its lse if given."""
         out = answer.out
         lse = self._ours(answer.lse, self._profile.lse_layout) if right is None else right
         if self._profile.empty_rows == "ignored":
@@ -184,7 +191,7 @@ class AdaptedRunner(Runner):
         return Output(out, lse)
 
     def _relabel(self, batch: Batch) -> Batch:
-        """Make room for the reserved block, and fill the tails of tables."""
+        """Return the batch with block ids after the reserved block, and with filled table tails."""
         if not self._blocks and self._profile.table_fill == "poison":
             return batch
         table, problem = _copy(batch.block_table), self._problem
@@ -200,7 +207,7 @@ class AdaptedRunner(Runner):
         return replace(batch, block_table=table, slot_mapping=slots)
 
     def _pad(self, batch: Batch) -> Batch:
-        """Return the batch with its padding as the engine pads."""
+        """Return the batch with the padding of the profile."""
         profile, shown = self._profile, self._relabel(batch)
         padding = _padding(batch)
         if profile.unread == "stale" and padding.any():
@@ -219,7 +226,7 @@ class AdaptedRunner(Runner):
         return shown
 
     def _lengthen(self, batch: Batch) -> Batch:
-        """Give rows without a request the padded length, in block 0."""
+        """Return the batch in which rows without a request have the padded length, in block 0."""
         padded = batch.seq_lens == 0
         shortest = np.maximum(batch.query_lens, self._profile.padded_seq_len)
         seq_lens = np.where(padded, shortest, batch.seq_lens).astype(np.int32)
@@ -232,14 +239,14 @@ class AdaptedRunner(Runner):
         return replace(batch, seq_lens=seq_lens, block_table=table)
 
     def _ours(self, lse: NDArray[np.float32], layout: str) -> NDArray[np.float32]:
-        """Return an lse that came as the rules have it."""
+        """Return an lse of the inner runner in the conventions of the rules."""
         lse = lse if layout == "[T, H]" else np.ascontiguousarray(lse.T)
         if self._profile.lse == "base 2":
             lse = (lse.astype(np.float64) * LN2).astype(lse.dtype)
         return self._swap(lse)
 
     def _theirs(self, lse: NDArray[np.float32], layout: str) -> NDArray[np.float32]:
-        """Return an lse as the engine has it."""
+        """Return an lse in the conventions of the profile."""
         lse = self._swap(lse)
         if self._profile.lse == "base 2":
             lse = (lse.astype(np.float64) / LN2).astype(lse.dtype)
@@ -249,7 +256,7 @@ class AdaptedRunner(Runner):
         return np.where(np.isinf(lse), -lse, lse) if self._profile.empty_lse > 0 else lse
 
     def _oracle(self, batch: Batch) -> NDArray[np.float32]:
-        """Return the right lse, so that nothing is held against a backend that has none."""
+        """Return the right lse, for backends that return none."""
         size = self._problem.block_size
         used = [used_blocks(batch, row, size) for row in range(batch.num_rows)]
         ids = np.unique(np.concatenate([np.zeros(1, np.int64), *used]))
@@ -259,7 +266,7 @@ class AdaptedRunner(Runner):
 
 
 def _stale_blocks(image: CacheImage) -> NDArray[np.uint8]:
-    """Return an image's blocks with plain numbers for poison, in rows, scales and gaps."""
+    """Return the blocks of an image with plain numbers in place of NaN and huge numbers."""
     layout, blocks = image.layout, image.blocks
     stale = _stale(blocks, layout.format.ckv_dtype)
     layout.rows(stale)[...], layout.scales(stale)[...] = layout.rows(blocks), layout.scales(blocks)
@@ -270,7 +277,7 @@ def _stale_blocks(image: CacheImage) -> NDArray[np.uint8]:
 
 
 def _stale(storage: NDArray[np.uint8], dtype: str) -> NDArray[np.uint8]:
-    """Return bytes with plain numbers for poison, taken as elements of one type."""
+    """Return bytes of elements of one type with plain numbers in place of NaN and huge numbers."""
     values = storage.view(numpy_dtype(dtype)).copy()
     _make_plain(values)
     return values.view(np.uint8)
@@ -283,7 +290,7 @@ def _make_plain(values: NDArray[Any]) -> None:
 
 
 def _stale_keys(batch: PrefillBatch) -> PrefillBatch:
-    """Return a prefill with plain numbers in the queries and keys that nobody reads."""
+    """Return a prefill with plain numbers in the queries and keys that a backend must not read."""
     live = int(batch.cu_seqlens_k[-1])
     unread = np.ones(len(batch.k_pe), bool)
     unread[:live] = np.repeat(batch.query_lens == 0, batch.seq_lens)
@@ -296,14 +303,14 @@ def _stale_keys(batch: PrefillBatch) -> PrefillBatch:
 
 
 def _padding(batch: Rows) -> NDArray[np.bool_]:
-    """Return which tokens belong to no request, bool [T]."""
+    """Return a mask of the tokens that belong to no request, bool [T]."""
     padding = np.ones(batch.num_tokens, bool)
     padding[: int(batch.cu_seqlens_q[-1])] = np.repeat(batch.seq_lens == 0, batch.query_lens)
     return padding
 
 
 def _with(answer: NDArray[Any], padding: NDArray[np.bool_], value: float) -> NDArray[Any]:
-    """Return an answer with `value` for padding; one of other tokens is wrong as it came."""
+    """Return an output with `value` for padding; one with a wrong length is returned unchanged."""
     if len(answer) != len(padding):
         return answer
     answer = answer.copy()
@@ -312,7 +319,7 @@ def _with(answer: NDArray[Any], padding: NDArray[np.bool_], value: float) -> NDA
 
 
 def _copy(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy with the same strides; gaps between elements hold what faults."""
+    """Return a copy with the same strides; gaps between elements contain NaN or 2^31 - 1."""
     span = sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True))
     fill = INT32_MAX if array.dtype.kind == "i" else np.nan
     flat = np.full(max(span // array.itemsize, 0) + 1, fill, array.dtype)

@@ -22,19 +22,18 @@ from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 from paged_mla_shared.strides import copied
 
 T = TypeVar("T")
-MOST_BLOCKS = 4096  # of a cache that is listed whole
+MOST_BLOCKS = 4096  # larger caches are not recorded whole
 
 
 class RecordingRunner(ForwardingRunner):
-    """Keeps what the last step was given and what became of it.
+    """Forwards every call and records the inputs and results of the last step.
 
     Attributes
     ----------
     arrays : dict of str to array
-        The fields of its dump.
+        The arrays of the dump.
     calls : list of (str, tuple)
-        Every call, with its arguments, since the runner was made that changes it or asks it about
-        a step or a prefill.
+        The names and arguments of all calls that load a cache or take a step or a prefill.
     """
 
     def __init__(
@@ -51,11 +50,11 @@ class RecordingRunner(ForwardingRunner):
 
     @property
     def dump(self) -> Dump:
-        """The step as a dump."""
+        """The last step as a dump."""
         return Dump(problem=self.problem, arrays=self.arrays)
 
     def load_cache(self, image: CacheImage) -> None:
-        """Hand on; a step begins."""
+        """Forward the image and start a new step."""
         self.calls.append(("load_cache", (image,)))
         self._loaded = image
         self.inner.load_cache(image)
@@ -63,20 +62,20 @@ class RecordingRunner(ForwardingRunner):
         self._poison, self._listed = image.poison, image.block_ids
 
     def plan(self, batch: Batch) -> Metadata:
-        """Keep positions and slots."""
+        """Record positions and slots."""
         self._begin("plan", batch)
         found = self.inner.plan(batch)
         self.arrays |= {"positions": found.positions, "slots": found.slot_mapping}
         return found
 
     def append(self, batch: Batch) -> None:
-        """Keep the cache before and after."""
+        """Record the cache before and after the append."""
         self._begin("append", batch)
         self._appending(batch, lambda: self.inner.append(batch))
         self.arrays |= {"ckv_left": batch.ckv.copy(), "k_pe_left": batch.k_pe.copy()}
 
     def attend(self, batch: Batch) -> Output:
-        """Keep the answer, and the cache as it is then."""
+        """Record the output, and the cache after the call."""
         self._begin("attend", batch)
         blocks = self.arrays.get("block_ids")
         if blocks is None:  # nothing was appended
@@ -90,7 +89,7 @@ class RecordingRunner(ForwardingRunner):
         return answer
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keep what was read back."""
+        """Record the gathered latents and keys."""
         self._begin("gather_context", batch)
         blocks = self._blocks(batch)
         self._keep_cache("after", blocks, self._given(blocks))
@@ -101,7 +100,7 @@ class RecordingRunner(ForwardingRunner):
     def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Keep codes and scales."""
+        """Record codes and scales."""
         self._begin("quantize_queries", batch, scale)
         codes, scales = self.inner.quantize_queries(batch, scale)
         self.arrays |= {"query_codes": codes.copy(), "query_scales": scales.copy()}
@@ -110,7 +109,7 @@ class RecordingRunner(ForwardingRunner):
         return codes, scales
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Keep all of it; it is no step, and has no other fields."""
+        """Record the prefill and its output; a prefill is not a step and has no other arrays."""
         self._asked(self)
         self.calls.append(("prefill", (batch,)))
         given = {name: copied(np.asarray(array)) for name, array in vars(batch).items()}
@@ -120,7 +119,7 @@ class RecordingRunner(ForwardingRunner):
         return answer
 
     def layer(self, batch: LayerBatch) -> Output:
-        """Keep the step, the cache before and after, the layer's weights, and the answer."""
+        """Record the step, the cache before and after, the weights, and the output."""
         self._asked(self)
         self.calls.append(("layer", (batch,)))
         self._keep_step(batch.step)
@@ -134,7 +133,7 @@ class RecordingRunner(ForwardingRunner):
         return answer
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Keep the parts and what they were joined to."""
+        """Record the partial results and the merged output."""
         self._asked(self)
         parts = {
             "partial_out": np.stack([part.out for part in partials]),
@@ -145,14 +144,14 @@ class RecordingRunner(ForwardingRunner):
         return merged
 
     def ask(self, operation: Operation, batch: Batch, *others: Any) -> Any:
-        """Keep the step and the cache, of an operation whose answer no dump has a field for."""
+        """Record the step and the cache of an operation whose result a dump cannot contain."""
         self._begin(operation.name, batch, *others)
         blocks = self._blocks(batch)
         self._keep_cache("after", blocks, self._given(blocks))
         return getattr(self.inner, operation.name)(batch, *others)
 
     def _begin(self, call: str, batch: Batch, *others: Any) -> None:
-        """Keep what a step is given; another batch is another step."""
+        """Record the arguments of a call; another batch starts another step."""
         self._asked(self)
         self.calls.append((call, (batch, *others)))
         self._keep_step(batch)
@@ -163,7 +162,7 @@ class RecordingRunner(ForwardingRunner):
             self._batch, self.arrays = batch, {name: copied(a) for name, a in arrays.items()}
 
     def _appending(self, batch: Batch, call: Callable[[], T]) -> T:
-        """Keep the cache before and after a call that writes the step's tokens."""
+        """Record the cache before and after a call that writes the tokens of the step."""
         blocks = self._blocks(batch)
         before = self._given(blocks)
         self._loaded = None
@@ -174,13 +173,13 @@ class RecordingRunner(ForwardingRunner):
         return found
 
     def _given(self, blocks: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return blocks as the runner was given them, whatever it took."""
+        """Return blocks of the loaded image, or of the runner's cache if it was written since."""
         if self._loaded is not None:
             return self._loaded.read(blocks)
         return self.inner.read_cache(blocks).copy()
 
     def _blocks(self, batch: Batch) -> NDArray[np.int64]:
-        """Return all blocks of a small cache; of a large one those loaded, used and written."""
+        """Return the ids of all blocks of a small cache, else of the loaded and written blocks."""
         layout = self.problem.layout
         if layout.num_blocks <= MOST_BLOCKS:
             return np.arange(layout.num_blocks, dtype=np.int64)
@@ -201,7 +200,7 @@ class RecordingRunner(ForwardingRunner):
 
 
 def numpy_dtype_of(name: str) -> np.dtype[Any]:
-    """Return a cache row's element type; mixed rows are bytes."""
+    """Return the NumPy dtype of a cache format's rows; rows of mixed types are bytes."""
     return np.dtype(np.uint8) if name == "uint8" else numpy_dtype(name)
 
 
@@ -216,24 +215,24 @@ for _name, _operation in OPERATIONS.items():
 
 @dataclass
 class RecordingBackend:
-    """A backend whose runners are recorded.
+    """A backend whose runners record their calls.
 
     Parameters
     ----------
     inner : Backend
     last : RecordingRunner or None
-        The runner that was asked last.
+        The runner that was called last.
     """
 
     inner: Backend
     last: RecordingRunner | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the backend says of itself."""
+        """Return an attribute of the inner backend."""
         return getattr(self.inner, name)
 
     def prepare(self, problem: Problem) -> Runner:
-        """Build a runner that is recorded."""
+        """Return a runner that records its calls."""
         return RecordingRunner(problem, self.inner.prepare(problem), self._asked)
 
     def _asked(self, runner: RecordingRunner) -> None:

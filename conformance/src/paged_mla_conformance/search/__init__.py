@@ -1,7 +1,7 @@
-"""Open-ended search for what breaks a backend; needs the extra ``conformance``.
+"""Search for steps and schedules that a backend fails; needs the extra ``conformance``.
 
-``paged-mla fuzz --backend MODULE:FACTORY`` first asks the corpus, cases and
-schedules that broke something once, then runs numbered schedules, then lets hypothesis draw
-problems and steps, and drive the engine call by call, and shrink what fails. A file of the corpus
-is called after what it shows, or after the mutant that it breaks.
+``paged-mla fuzz --backend MODULE:FACTORY`` first runs the corpus: cases and schedules that failed
+once. Then it runs numbered schedules and cases. Then hypothesis draws problems, steps and calls of
+the engine, and shrinks failures. A file in the corpus has the name of the defect that it shows, or
+of the mutant that fails it.
 """

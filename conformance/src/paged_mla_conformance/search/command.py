@@ -1,4 +1,4 @@
-"""``paged-mla fuzz``: search for steps and schedules that break a backend."""
+"""``paged-mla fuzz``: search for steps and schedules that a backend fails."""
 
 from __future__ import annotations
 
@@ -28,46 +28,52 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.options import OneLineParser, one_of, refuse_idle, whole
 
 _ABOUT = """\
-Searches for steps and schedules that a backend answers wrongly: first the failures that were found
-before, then numbered schedules and steps, then those that hypothesis draws. A failure is written to
-a replay file, made as small as possible.
+Searches for steps and schedules that a backend fails: first those that failed before, then numbered
+schedules and cases, then those that hypothesis draws. A failing case or schedule is made as small
+as possible and written to a replay file.
 """
 _EXAMPLE = "example: paged-mla fuzz --backend my_mla:create --minutes 10 --workers 2"
 _COUNTS = {
-    "schedules": (20, "numbered schedules, at least"),
-    "steps": (0, "steps of them, at least"),
-    "production": (10, "numbered cases of production's sizes"),
-    "first": (0, "number of the first ones"),
-    "examples": (50, "schedules that hypothesis tries"),
-    "cases": (100, "steps that hypothesis tries"),
-    "seed": (0, "of hypothesis"),
+    "schedules": (20, "least number of numbered schedules"),
+    "steps": (0, "least number of steps in these schedules"),
+    "production": (10, "number of numbered cases of production sizes"),
+    "first": (0, "number of the first schedule and of the first case"),
+    "examples": (50, "number of schedules that hypothesis tries"),
+    "cases": (100, "number of cases that hypothesis tries"),
+    "seed": (0, "seed of hypothesis"),
 }
-_IN_VAIN = 100  # schedules that are not declared, before there is none that is
+_IN_VAIN = 100  # schedules that are not supported, after which the sweep gives up
 _DRAWN = ("examples", "cases")
 _NUMBERED = ("schedules", "steps", "production")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is asked; return 0 when every answer was right."""
+    """Run the command and return the exit status.
+
+    It is 0 if all outputs were right, 1 if a test failed or nothing ran, 2 for a wrong command
+    line or backend, and 5 if the backend cannot run on this machine.
+    """
     parser = OneLineParser(prog="paged-mla fuzz", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument("--backend", required=True, metavar="MODULE:FACTORY")
     parser.add_argument(
         "--dims",
         type=one_of(PRESETS),
         metavar="NAME",
-        help=f"model dims: {', '.join(PRESETS)} (default: the mode's)",
+        help=f"model dims: {', '.join(PRESETS)} (default: those of the backend's mode)",
     )
-    parser.add_argument("--replay", type=Path, metavar="JSON", help="run one replay file instead")
+    parser.add_argument("--replay", type=Path, metavar="JSON", help="run only this replay file")
     search = parser.add_argument_group("search (without --replay)")
     for name, (default, about) in _COUNTS.items():
         text = f"{about} (default: {default})"
         search.add_argument(f"--{name}", type=whole(0), metavar="N", help=text)
     search.add_argument(
-        "--minutes", type=float, metavar="M", help="all of it, again and again, for so long"
+        "--minutes", type=float, metavar="M", help="repeat the search with new seeds for M minutes"
     )
-    search.add_argument("--workers", type=whole(1), metavar="N", help="processes of --minutes")
-    search.add_argument("--skip-corpus", action="store_true", help="do not ask past failures first")
-    search.add_argument("--folder", type=Path, help="where a replay file goes (default: here)")
+    search.add_argument("--workers", type=whole(1), metavar="N", help="processes for --minutes")
+    search.add_argument("--skip-corpus", action="store_true", help="do not run past failures first")
+    search.add_argument(
+        "--folder", type=Path, help="folder for replay files (default: the current folder)"
+    )
     options = parser.parse_args(arguments)
     try:
         loaded = None if options.replay is None else load_replay(options.replay)
@@ -85,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _is_right(
     backend: Backend, options: argparse.Namespace, loaded: tuple[Case, str] | Scenario | None
 ) -> bool:
-    """Ask a replay file's, or search; return whether every answer was right."""
+    """Run a replay file, or search; return whether all outputs were right."""
     dims_name = options.dims or CORE[backend.mode].dims
     dims = adapt_dims(PRESETS[dims_name], backend.capabilities)
     dtypes = tuple(dtype for dtype in ALL_DTYPES if dtype in backend.capabilities.dtypes)
@@ -109,11 +115,12 @@ def _is_right(
 
 
 def _refuse_idle(options: argparse.Namespace) -> None:
-    """Refuse options without effect, then fill in the defaults of the others.
+    """Refuse options that have no effect, then set the defaults of the other options.
 
     Raises
     ------
     InvalidArgument
+        An option has no effect with the other options, or its value is not allowed.
     """
     if options.replay is not None:
         idle = [*_COUNTS, "skip_corpus", "folder", "minutes", "workers"]
@@ -134,22 +141,22 @@ def _refuse_idle(options: argparse.Namespace) -> None:
     if not any(counts[name] for name in (*_DRAWN, "production")):
         refuse_idle(options, ["folder"], "--examples, --cases or --production above 0")
     if options.skip_corpus and not any(counts[n] for n in (*_NUMBERED, *_DRAWN)):
-        raise InvalidArgument("--skip-corpus", "no schedules, examples or cases", "some of them")
+        raise InvalidArgument("--skip-corpus", "no schedules, examples or cases", "one or more")
     folder = options.folder or Path()
     if not folder.is_dir():
-        raise InvalidArgument("--folder", folder, "a folder that is there")
+        raise InvalidArgument("--folder", folder, "an existing folder")
     vars(options).update(counts, folder=folder)
 
 
 def replay(backend: Backend, dims: MlaDims, dtype: str, path: Path) -> bool:
-    """Ask for the case or the schedule of a file again; print and return whether it is right."""
+    """Run the case or the schedule of a replay file; print and return whether it passes."""
     return ask(backend, dims, dtype, path.name, load_replay(path))
 
 
 def ask(
     backend: Backend, dims: MlaDims, dtype: str, name: str, loaded: tuple[Case, str] | Scenario
 ) -> bool:
-    """Ask for a case or a schedule; print and return whether it is right."""
+    """Run a case or a schedule; print and return whether it passes or is not supported."""
     capabilities = backend.capabilities
     if isinstance(loaded, Scenario):
         unmet = unmet_by_trace(capabilities, loaded, dims, dtype)
@@ -157,7 +164,7 @@ def ask(
         case, dtype = loaded
         unmet = unmet_by_case(capabilities, case, dims, dtype, ASKED)
     if unmet:
-        print(one_line(f"{name}: {'; '.join(unmet)}"))
+        print(one_line(f"{name}: not supported: {'; '.join(unmet)}"))
         return True
     try:
         if isinstance(loaded, Scenario):
@@ -165,9 +172,9 @@ def ask(
         else:
             check_case(backend, case, dims, dtype)
     except Exception as failure:
-        print(printable(f"{name}: {type(failure).__name__}: {failure}"))
+        print(printable(f"{name}: failed: {type(failure).__name__}: {failure}"))
         return False
-    print(one_line(f"{name}: right"))
+    print(one_line(f"{name}: passed"))
     return True
 
 
@@ -184,12 +191,12 @@ def _sweep(
 
 
 def _wants_steps(sweep: Sweep, steps: int, tried: int) -> bool:
-    """Return whether to go on for more steps: not where no schedule is ever declared."""
+    """Return whether more steps are needed; not if no schedule is supported."""
     return sweep.steps < steps and bool(sweep.schedules or tried < _IN_VAIN)
 
 
 def _said(sweep: Sweep, backend: Backend, started: float) -> bool:
-    """Print what a sweep found; return whether something was asked, and nothing failed."""
+    """Print the result of a sweep; return whether something ran and nothing failed."""
     print(sweep.table())
     for name, message in sweep.failures.items():
         print(printable(f"{name}: {message}"))

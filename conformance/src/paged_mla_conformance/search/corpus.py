@@ -1,4 +1,4 @@
-"""Cases and schedules that broke a backend once, as files that are asked again first."""
+"""The corpus: files with cases and schedules that failed once. A search runs them first."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ VERSION = 1
 MOST_KEYS = 1 << 19
 MOST_QUERIES = 1 << 12
 MOST_STEPS = 64
-MOST_PAIRS = 1 << 28  # of a query and a key, in all heads and steps; some minutes of the reference
+MOST_PAIRS = 1 << 28  # pairs of query token and key in all heads; minutes for the reference
 ASKED = ("plan", "append", "attend")
-"""What every case is asked through."""
+"""The operations that every case needs."""
 _LIMITS = {
     "num_heads": (1, 128),
     "block_size": (1, 1 << 12),
@@ -41,17 +41,17 @@ _LIMITS = {
 
 
 def corpus_files() -> list[Path]:
-    """Return every file of the corpus, in order."""
+    """Return the sorted paths of all files in the corpus."""
     return sorted(CORPUS.glob("*.json"))
 
 
 def load_replay(path: Path) -> tuple[Case, str] | Scenario:
-    """Return the case and its element type, or the schedule, that a replay file holds.
+    """Return the case and its element type, or the schedule, of a replay file.
 
     Raises
     ------
     InvalidArgument
-        The file is of another version of the format, or holds neither.
+        The file has another version of the format, or contains neither.
     """
     return load_case(path) if "case" in read_object(path) else load_scenario(path)
 
@@ -63,13 +63,12 @@ def save_case(case: Case, dtype: str, path: Path) -> None:
 
 
 def load_case(path: Path) -> tuple[Case, str]:
-    """Read what :func:`save_case` wrote.
+    """Return the case and the element type of a file that :func:`save_case` wrote.
 
     Raises
     ------
     InvalidArgument
-        The file is of another version of the format, holds no case, or one that is larger than
-        any that is drawn or written by hand.
+        The file has another version of the format, or contains no valid case or too large a case.
     """
     fields = read_object(path)
     take_version(fields, "version", VERSION, str(path))
@@ -104,7 +103,7 @@ class _Document:
 
 
 def _check_work(case: Case) -> None:
-    """Check that a case is not hours of work, which a small file may well ask for."""
+    """Check that a case needs no hours; a small file can describe a very large case."""
     if len(case.steps) > MOST_STEPS:
         raise InvalidArgument("case.then", f"{len(case.steps)} steps", f"at most {MOST_STEPS}")
     num_heads = SMALL.num_heads if case.num_heads is None else case.num_heads
@@ -124,7 +123,7 @@ def _check_rows(rows: tuple[Row, ...], mask: Mask) -> None:
             raise InvalidArgument(where, given, allowed)
         other = row.shares_prefix_of
         if other is not None and not 0 <= other < number:
-            raise InvalidArgument(where, f"shares_prefix_of {other}", "a row before it")
+            raise InvalidArgument(where, f"shares_prefix_of {other}", "an earlier row")
     keys, queries = sum(row.seq_len for row in rows), sum(row.query_len for row in rows)
     if keys > MOST_KEYS or queries > MOST_QUERIES:
         allowed = f"at most {MOST_KEYS} and {MOST_QUERIES} in one step"
@@ -132,13 +131,15 @@ def _check_rows(rows: tuple[Row, ...], mask: Mask) -> None:
 
 
 def check_case(backend: Backend, case: Case, dims: MlaDims, dtype: str) -> None:
-    """Ask one case: every step, each of them again on a fresh runner, and what its rows read.
+    """Check a case: every step, each step on a new runner, and operations that read its rows.
 
-    With slots of its own a step does not fill the rows that it reads, so only its write is asked.
+    For a case with explicit slots only the append is checked, because it does not fill the rows
+    that attention reads.
 
     Raises
     ------
-    Mismatch, or whatever the backend raises
+    Mismatch
+        A result is wrong. All exceptions of the backend are raised too.
     """
     trial = Trial(backend, case, dims, dtype)
     if case.explicit_slots:

@@ -1,4 +1,4 @@
-"""Hypothesis at the engine's controls: it submits, steps and hangs up, and shrinks what fails."""
+"""Hypothesis drives the simulated engine: it submits and aborts requests and runs steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=12).map(tuple)
 
 @st.composite
 def engine_configs(draw: st.DrawFn) -> EngineConfig:
-    """Draw a small engine; simpler ones first."""
+    """Draw the configuration of a small engine; simple ones are preferred."""
     drafts = draw(st.none() | _chains() | _trees())
     divisible = drafts is None or drafts.kind is DraftKind.CHAIN
     block_size = draw(st.sampled_from([4, 2, 1, 8, 16]))
@@ -77,7 +77,7 @@ def _trees() -> st.SearchStrategy[Drafts]:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """An engine, its audit and a backend, driven one call at a time."""
+    """Drives an engine, its audit and a backend one call at a time."""
 
     backend: Backend
     dims: MlaDims
@@ -87,7 +87,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(config=engine_configs())
     def start(self, config: EngineConfig) -> None:
-        """Begin with an empty engine."""
+        """Start with an empty engine."""
         drawn = Scenario(name="fuzz", why="found by fuzzing", config=config, requests=())
         self.scenario, _ = adapt_scenario(drawn, self.backend.capabilities)
         self.engine = Engine(self.scenario.config)
@@ -111,7 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
         fork: tuple[int, int] | None,
         salt: tuple[str, ...],
     ) -> None:
-        """Submit a prompt, perhaps behind the beginning of an earlier request."""
+        """Submit a prompt; it may start with the first tokens of an earlier request."""
         earlier = self.scenario.requests
         if fork is not None and earlier:
             own = earlier[fork[0] % len(earlier)].tokens[: fork[1]] + own
@@ -123,7 +123,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.scenario.requests)
     @rule(which=st.integers(0, 9))
     def abort(self, which: int) -> None:
-        """Let a client hang up."""
+        """Abort a request, unless it was already aborted."""
         requests = list(self.scenario.requests)
         which %= len(requests)
         if requests[which].abort is None:
@@ -133,12 +133,12 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def run(self, count: int) -> None:
-        """Run some steps."""
+        """Run `count` steps."""
         for _ in range(count):
             self._step()
 
     def teardown(self) -> None:
-        """Finish every request; nothing may be left."""
+        """Finish every request and check that the engine is empty."""
         if self.failed:
             return
         while self.engine.busy:
@@ -154,7 +154,7 @@ class EngineMachine(RuleBasedStateMachine):
             for recorded in self.recorder.record(step):
                 self.trial.check_step(recorded)
         except OutOfMemory:
-            self.failed = True  # and so is not run to its end
+            self.failed = True  # teardown then runs no more steps
             reject()
         except FAILURES as failure:
             self.failed = True
@@ -167,7 +167,7 @@ class EngineMachine(RuleBasedStateMachine):
 def search(
     backend: Backend, dims: MlaDims, dtype: str, folder: Path, *, examples: int, seed: int
 ) -> None:
-    """Let hypothesis look for a failing schedule; raise the smallest one it finds.
+    """Search for a failing schedule with hypothesis; raise the error of the smallest one found.
 
     Parameters
     ----------
@@ -175,15 +175,15 @@ def search(
     dims : MlaDims
     dtype : str
     folder : Path
-        Where the replay file of a failure goes.
+        The folder for the replay file of a failure.
     examples : int
-        Schedules to try.
+        The number of schedules to try.
     seed : int
 
     Raises
     ------
     TraceMismatch, TraceCrash or Violation
-        With a table of the schedule and the replay file in its notes.
+        Its notes contain a table of the schedule and the path of the replay file.
     """
     fixed = {"backend": backend, "dims": dims, "dtype": dtype, "folder": folder}
     machine = use_seed(seed)(type("EngineMachine", (EngineMachine,), fixed))
@@ -195,6 +195,6 @@ def search(
             deadline=None,
             database=None,
             report_multiple_bugs=False,
-            phases=(Phase.generate, Phase.shrink),  # explaining traces every line
+            phases=(Phase.generate, Phase.shrink),  # the phase "explain" is slow
         ),
     )

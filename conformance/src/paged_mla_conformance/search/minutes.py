@@ -1,4 +1,4 @@
-"""A search for some minutes, in several processes, until the first failure."""
+"""Search for some minutes in several processes, until the first failure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from paged_mla_conformance.suite.selection.adapt_case import adapt_dims
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.dims import PRESETS
 
-SCHEDULES, CASES = 6, 5  # of one round
+SCHEDULES, CASES = 6, 5  # numbered schedules and cases in one round
 DRAWN_SCHEDULES, DRAWN_CASES = 4, 25
 
 
 @dataclass(frozen=True)
 class Search:
-    """What every round needs.
+    """The settings of every round.
 
     Parameters
     ----------
     factory, dims : str
+        The names of the backend's factory and of the model dims.
     dtypes : tuple of str
     folder : Path
-        Where a replay file goes.
+        The folder for replay files.
     """
 
     factory: str
@@ -40,7 +41,22 @@ class Search:
 
 
 def search_for(search: Search, minutes: float, workers: int, first: int) -> Sweep:
-    """Run rounds from number `first` on, until one fails or the time is over; return their sum."""
+    """Run rounds from number `first` on until a round fails or the time is over.
+
+    Parameters
+    ----------
+    search : Search
+    minutes : float
+    workers : int
+        The number of processes.
+    first : int
+        The number of the first round.
+
+    Returns
+    -------
+    Sweep
+        The sum of all rounds.
+    """
     whole, number = Sweep(), first
     end = time.monotonic() + 60 * minutes
     context = multiprocessing.get_context("spawn")
@@ -58,7 +74,7 @@ def search_for(search: Search, minutes: float, workers: int, first: int) -> Swee
 
 
 def run_round(search: Search, number: int) -> Sweep:
-    """Ask numbered schedules and cases, then those that hypothesis draws from seed `number`."""
+    """Run numbered schedules and cases, then those that hypothesis draws from seed `number`."""
     backend, sweep = _backend(search.factory), Sweep()
     dims = adapt_dims(PRESETS[search.dims], backend.capabilities)
     for offset in range(CASES):

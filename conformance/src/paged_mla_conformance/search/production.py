@@ -1,6 +1,6 @@
-"""Numbered cases of production's sizes: a number is a case, so that it replays.
+"""Numbered cases of production sizes. A number defines a case, so that each can run again.
 
-Each is large in one way and random in all others; what is computed for it stays bounded.
+Each case is large in one way and random in all others. The work for a case is bounded.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail, Tree
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 _LONGEST = 33_000
-_MOST_WORK = 4_000_000  # keys times pairs of token and head, of all steps together
+_MOST_WORK = 4_000_000  # sum of keys times pairs of token and head over all steps
 _HEADS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 40, 64, 128)
 _BLOCK_SIZES = (64, 64, 16, 32, 128, 1, 256, 48)
 _EDGES = (-1, 0, 1, 2)
 _STEPS = (1, 1, 2, 3, 4)
-_SLOT_ORDERS = [order for order in SlotOrder if order is not SlotOrder.TABLE]  # as without any
+_SLOT_ORDERS = [order for order in SlotOrder if order is not SlotOrder.TABLE]  # equal to no slots
 
 
 def production_case(number: int) -> Case:
-    """Return case `number`; `len(WAYS)` numbers in turn are large in every way."""
+    """Return case `number`; case `number` is large in way ``number % len(WAYS)``."""
     rng = random.Random(f"production {number}")
     way = WAYS[number % len(WAYS)]
     mask = rng.choice([Mask.CAUSAL, Mask.CAUSAL, Mask.NON_CAUSAL])
@@ -60,7 +60,7 @@ def production_case(number: int) -> Case:
 
 
 def long_rows(rng: random.Random) -> tuple[Row, ...]:
-    """Draw rows of up to 33 k keys, of a few queries each."""
+    """Draw rows of up to 33 k keys with a few query tokens each."""
     rows = [_row(_long(rng), rng.choice((1, 1, 2, 3, 5, 6, 7, 8)))]
     if rng.random() < 0.4:
         rows.append(_row(_long(rng) // 3 + 2100, rng.choice((2, 3, 5, 8))))
@@ -86,18 +86,18 @@ def many_rows(rng: random.Random) -> tuple[Row, ...]:
 
 
 def long_chunks(rng: random.Random) -> tuple[Row, ...]:
-    """Draw a chunk of up to 600 queries behind a context, beside other rows."""
+    """Draw a chunk of up to 600 query tokens after a context, and other rows."""
     chunk = _row(rng.randint(1, 2100), rng.choice((257, 511, 513, 600, rng.randint(250, 600))))
     return _mixed(rng, [chunk, *_short(rng, rng.choice((1, 3, 40)))])
 
 
 def many_tokens(rng: random.Random) -> tuple[Row, ...]:
-    """Draw more than 512 tokens, written to slots by name."""
+    """Draw more than 512 tokens that are written to explicit slots."""
     return _mixed(rng, [_row(rng.randint(0, 900), rng.randint(513, 600)), *_short(rng, 2)])
 
 
 def wide_trees(rng: random.Random) -> tuple[Row, ...]:
-    """Draw draft trees of up to 64 nodes, behind contexts, padded rows between them."""
+    """Draw draft trees of up to 64 nodes after contexts, and padded rows between them."""
     rows = [_row(rng.choice((0, 70, 900, 4100)), rng.choice((33, 48, 63, 64))) for _ in range(2)]
     small = [_row(rng.randint(0, 140), rng.randint(1, 12)) for _ in range(rng.randint(0, 4))]
     padded = [Row(0, rng.randint(0, 4)) for _ in range(rng.randint(0, 2))]
@@ -110,18 +110,18 @@ def many_pairs(rng: random.Random) -> tuple[Row, ...]:
 
 
 def high_blocks(rng: random.Random) -> tuple[Row, ...]:
-    """Draw block ids past 16 bits."""
+    """Draw block ids of more than 16 bits."""
     return small(rng)
 
 
 def far_positions(rng: random.Random) -> tuple[Row, ...]:
-    """Draw positions around and past 2^16."""
+    """Draw positions around and above 2^16."""
     length = rng.choice((65535, 65536, 65537, 70000))
     return _mixed(rng, [_row(length, rng.choice((1, 2))), *_short(rng, 1)])
 
 
 def edges(rng: random.Random) -> tuple[Row, ...]:
-    """Draw rows that end at the edges of key tiles, of every number of tiles up to 40."""
+    """Draw rows of up to 40 key tiles that end at the edges of tiles."""
     tiles = rng.sample(range(1, 41), 6)
     return tuple(_row(64 * k + rng.choice(_EDGES), rng.choice((1, 1, 3, 8))) for k in tiles)
 
@@ -146,12 +146,12 @@ WAYS: tuple[Callable[[random.Random], tuple[Row, ...]], ...] = (
 
 
 def _row(length: int, query_len: int) -> Row:
-    """Return a row of `query_len` tokens behind a context, about `length` tokens in all."""
+    """Return a row of `query_len` query tokens with `length` keys, or more if it needs them."""
     return Row(max(length, query_len), query_len)
 
 
 def _long(rng: random.Random) -> int:
-    """Return a length, each power of two as likely as the next, often at an edge."""
+    """Return a length; each power of two is as likely as the next, and half are at an edge."""
     length = int(2 ** rng.uniform(11, 15))
     if rng.random() < 0.5:
         length = length // 64 * 64 + rng.choice(_EDGES)
@@ -159,7 +159,7 @@ def _long(rng: random.Random) -> int:
 
 
 def _short(rng: random.Random, count: int) -> list[Row]:
-    """Return rows of up to 140 keys: decode, drafts, chunks, prompts, padding."""
+    """Return rows of up to 140 keys: decode rows, drafts, chunks, prompts and padded rows."""
     found = []
     for _ in range(count):
         query_len = rng.choice((1, 1, 1, 2, 3, 5, 6, 7, 8, 20, 0))

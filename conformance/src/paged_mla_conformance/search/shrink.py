@@ -1,4 +1,4 @@
-"""Make a failing case smaller: fewer steps, fewer rows, shorter rows, nothing special."""
+"""Make a failing case smaller: fewer steps, fewer rows, shorter rows and plain settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,15 @@ _PLAIN = {
 
 
 def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """Return the smallest case found that still fails, in a bounded number of tries."""
+    """Return the smallest failing case that is found in at most ``MOST_TRIES`` tries.
+
+    Parameters
+    ----------
+    case : Case
+        A failing case.
+    fails : callable
+        Takes a case and returns whether it fails.
+    """
     tries, again = 0, True
     while again:
         again = False
@@ -42,7 +50,7 @@ def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
 
 
 def _smaller(case: Case) -> Iterator[Case]:
-    """Yield cases a little smaller than `case`, those that save most first."""
+    """Yield cases that are smaller than `case`; those that reduce it most come first."""
     steps = case.steps
     for number in range(len(steps) if len(steps) > 1 else 0):
         yield _of(case, steps[:number] + steps[number + 1 :])

@@ -1,4 +1,4 @@
-"""Size classes of a step: what only shows past a size must be asked past it."""
+"""Size classes of a step. A search reports which of them it reached."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from paged_mla_shared.problem import Mask, MaskSpelling
 
 
 class Size(StrEnum):
-    """What may be large or odd in a case; the value is its name in the table of a search."""
+    """Properties of large or unusual cases; the value is the text in the table of a search."""
 
     KEYS_4K = "a row of more than 4096 keys"
     KEYS_16K = "a row of more than 16384 keys"
     KEYS_32K = "a row of more than 32768 keys"
-    KEYS_AT_EDGE = "a row past 1024 keys that ends within 1 of a key tile's edge"
-    SEVERAL_FAR = "several queries in several rows behind more than 2048 keys"
-    ODD_QUERIES = "3, 5, 6 or 7 queries in several rows"
-    QUERIES_512 = "more than 512 queries behind a context"
-    TOKENS_512 = "more than 512 tokens written to slots by name"
+    KEYS_AT_EDGE = "a row of more than 1024 keys that ends within 1 key of a key tile's edge"
+    SEVERAL_FAR = "several query tokens after more than 2048 keys, in several rows"
+    ODD_QUERIES = "3, 5, 6 or 7 query tokens in several rows"
+    QUERIES_512 = "more than 512 query tokens after a context"
+    TOKENS_512 = "more than 512 tokens written to explicit slots"
     ROWS_256 = "more than 256 rows"
     PADDING_512 = "more than 512 padded tokens"
-    PADDED_AMONG_MANY = "padded rows among more than 64"
-    LONG_BESIDE_MANY = "a chunk of more than 256 beside more than 32 rows"
+    PADDED_AMONG_MANY = "padded rows among more than 64 rows"
+    LONG_BESIDE_MANY = "a chunk of more than 256 query tokens in a step of more than 32 rows"
     PAIRS_16K = "more than 16384 pairs of token and head"
-    HEADS_ODD = "a head count past 8 that is no power of two"
-    TREE_QLEN = "a tree of more than 32 nodes, spelled QLEN"
-    TREE_FULL = "a tree of more than 32 nodes, spelled FULL"
-    TREE_PACKED = "a tree of more than 32 nodes, packed"
-    BLOCK_IDS_64K = "block ids past 65535"
+    HEADS_ODD = "a head count above 8 that is not a power of two"
+    TREE_QLEN = "a tree of more than 32 nodes, in the form QLEN"
+    TREE_FULL = "a tree of more than 32 nodes, in the form FULL"
+    TREE_PACKED = "a tree of more than 32 nodes, in the form PACKED"
+    BLOCK_IDS_64K = "block ids above 65535"
     TABLE_512 = "more than 512 blocks of a row"
-    POSITION_64K = "a rotation past position 65536"
+    POSITION_64K = "a rotation at positions above 65536"
     THETA = "a base of rotation other than 10000"
     MAGNITUDE = "unequal mscales"
     SCALE_SMALL = "a softmax scale below 0.01"
@@ -48,7 +48,7 @@ _TREES = {
 
 
 def sizes_of(case: Case) -> set[Size]:
-    """Return every class that a case belongs to."""
+    """Return all size classes of a case."""
     problem = case.problem(SMALL, "float32")
     rope, yarn = case.rope, case.rope and case.rope.yarn
     found = {size for step in case.steps for size in _of_rows(step, case)}

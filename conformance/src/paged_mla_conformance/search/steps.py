@@ -1,4 +1,4 @@
-"""Hypothesis draws a problem and a few steps of it, and shrinks what fails."""
+"""Hypothesis draws a problem and a few steps, and shrinks a failing case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROPES = (None, *(Rope(p, yarn=yarn) for p in RopePairing for yarn in (None, Yar
 
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[Row, ...]:
-    """Draw the rows of one step: chunks, decode rows, padding, shared prefixes."""
+    """Draw the rows of one step: chunks, decode rows, padded rows and shared prefixes."""
     found: list[Row] = []
     for index in range(draw(st.integers(0, 5))):
         query_len = draw(st.integers(0, _MOST_QUERIES))
@@ -43,7 +43,7 @@ def rows(draw: st.DrawFn) -> tuple[Row, ...]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw a case; simpler ones first."""
+    """Draw a case; simple cases are preferred."""
     mask = draw(st.sampled_from(list(Mask)))
     steps = draw(st.lists(rows(), min_size=1, max_size=3))
     if mask is Mask.TREE:
@@ -85,7 +85,9 @@ def search_cases(
     examples: int,
     seed: int,
 ) -> None:
-    """Let hypothesis look for a failing case; raise what the smallest one it finds raises.
+    """Search for a failing case with hypothesis; raise the error of the smallest one found.
+
+    The notes of the error contain the case and the path of its replay file.
 
     Parameters
     ----------
@@ -93,9 +95,9 @@ def search_cases(
     dims : MlaDims
     dtypes : tuple of str
     folder : Path
-        Where the replay file of a failure goes.
+        The folder for the replay file of a failure.
     examples : int
-        Cases to try.
+        The number of cases to try.
     seed : int
     """
     capabilities = backend.capabilities
@@ -116,7 +118,7 @@ def search_cases(
         try:
             check_case(backend, case, dims, dtype)
         except OutOfMemory:
-            reject()  # it was not run
+            reject()  # the device has too little memory for the case
         except Exception as failure:
             path = folder / REPLAY_FILE
             save_case(case, dtype, path)

@@ -1,4 +1,4 @@
-"""Numbered schedules and cases, one after the other; a number is a seed, so that it replays."""
+"""Run numbered schedules and cases. A number is a seed, so that each can run again."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from paged_mla_shared.errors import OutOfMemory
 
 @dataclass
 class Sweep:
-    """What became of a run of numbers.
+    """The results of numbered schedules and cases.
 
     Parameters
     ----------
     schedules, steps, tokens : int
-        Schedules, batches and real query tokens that were asked.
+        How many schedules, batches, and query tokens without padding ran.
     cases : int
-        Cases of production's sizes that were asked.
+        How many cases of production sizes ran.
     undeclared : int
-        Numbers that the backend was not asked, as they need what it does not declare.
+        How many schedules and cases the backend does not support.
     without_memory : int
-        Numbers that were not run to their end, as the device had too little memory.
+        How many schedules and cases were skipped because the device has too little memory.
     failures : dict of str to str
-        By "schedule N" or "production case N".
+        The messages of failures, by "schedule N" or "production case N".
     coverage : Coverage
-        Situations that the schedules reached.
+        The situations that the schedules reached.
     sizes : Counter of Size
-        Size classes of the cases.
+        How many cases are in each size class.
     """
 
     schedules: int = 0
@@ -54,7 +54,7 @@ class Sweep:
     sizes: Counter[Size] = field(default_factory=Counter)
 
     def run(self, backend: Backend, dims: MlaDims, dtypes: tuple[str, ...], seed: int) -> None:
-        """Put schedule `seed` to the backend, in one of the dtypes."""
+        """Run the schedule with number `seed` on the backend, in one of the dtypes."""
         scenario, note = adapt_scenario(generated(seed), backend.capabilities)
         dtype = dtypes[seed % len(dtypes)]
         if unmet_by_trace(backend.capabilities, scenario, dims, dtype):
@@ -81,9 +81,9 @@ class Sweep:
         number: int,
         folder: Path = Path(),
     ) -> None:
-        """Put production case `number` to the backend, in one of the dtypes.
+        """Run production case `number` on the backend, in one of the dtypes.
 
-        A failure is made smaller, and a replay file of it written to `folder`.
+        A failing case is made smaller and written to a replay file in `folder`.
         """
         case, _ = adapt_case(production_case(number), backend.capabilities)
         dtype = dtypes[number % len(dtypes)]
@@ -112,7 +112,7 @@ class Sweep:
             self.failures[f"production case {number}"] = said
 
     def add(self, other: Sweep) -> None:
-        """Add what another process asked."""
+        """Add the results of another sweep."""
         for name in ("schedules", "steps", "tokens", "cases", "undeclared", "without_memory"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.failures |= other.failures
@@ -120,13 +120,13 @@ class Sweep:
         self.sizes.update(other.sizes)
 
     def table(self) -> str:
-        """Return how often each situation and each size class was reached, one a line."""
+        """Return how often each situation and each size class was reached, one per line."""
         situations = [self.coverage.table()] if self.schedules else []
         sizes = [f"{self.sizes[size]:>4}  {size}" for size in Size] if self.cases else []
         return "\n".join([*situations, *sizes])
 
     def summary(self) -> str:
-        """Say in one line what was asked, what was not reached, and what failed."""
+        """Return one line with the numbers of runs, of missing situations and of failures."""
         said = []
         if self.schedules:
             missing = len(self.coverage.missing)
@@ -134,10 +134,10 @@ class Sweep:
             said.append(f"{missing} of {len(Situation)} situations not reached")
         if self.cases:
             missing = sum(not self.sizes[size] for size in Size)
-            said.append(f"{self.cases} cases of production's sizes")
+            said.append(f"{self.cases} cases of production sizes")
             said.append(f"{missing} of {len(Size)} size classes not reached")
         if self.undeclared:
-            said.append(f"{self.undeclared} not asked, as they need what is not declared")
+            said.append(f"{self.undeclared} not supported")
         if self.without_memory:
-            said.append(f"{self.without_memory} not run: memory")
+            said.append(f"{self.without_memory} skipped (too little memory)")
         return ", ".join([*said, f"{len(self.failures)} failures"])

@@ -1,1 +1,1 @@
-"""The tests, one module per group of cases."""
+"""The tests of the suite, one module for each group of cases."""

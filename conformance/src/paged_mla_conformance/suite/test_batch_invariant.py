@@ -1,4 +1,4 @@
-"""A row has the same bits whatever its batch mates (S-20)."""
+"""A row has the same bits with any other rows in its step (S-20)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.mla(group="batch_invariant", ops=("append", "attend"))
 
 
 def test_batch_invariant(trial: Trial) -> None:
-    """S-20: every row of a right answer keeps its bits in each arrangement of some rows."""
+    """S-20: every row of a right output keeps its bits in each arrangement of rows."""
     [step] = build_steps(trial.case, trial.dims, trial.dtype)
     runner, stage = trial.prepare(), Stage.of(step)
     runner.load_cache(stage.after)
@@ -29,5 +29,5 @@ def test_batch_invariant(trial: Trial) -> None:
 
 @pytest.mark.mla(group="batch_invariant", ops=("layer",))
 def test_batch_invariant_layer(trial: Trial) -> None:
-    """S-20: rows of whole layers too, absorbed and materialized."""
+    """S-20: rows of whole layers keep their bits, absorbed and materialized."""
     check_layer_bits(trial)

@@ -1,4 +1,4 @@
-"""Steps that no rule allows reach no memory but their own rows' (S-1, S-2, S-9, S-10)."""
+"""Illegal steps access only the memory of their own rows (S-1, S-2, S-9, S-10)."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ pytestmark = pytest.mark.mla(
 
 
 def test_bounded(trial: Trial) -> None:
-    """The values of a step are looked at on the device: rows that are none are padding."""
+    """A backend checks the values of a step on the device and treats illegal rows as padding."""
     check_bounded(trial)

@@ -1,4 +1,4 @@
-"""What comes later changes nothing that came before (S-4, S-19)."""
+"""Changing later tokens does not change earlier outputs (S-4, S-19)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows and tokens that stand for nothing (S-2, S-6)."""
+"""Rows without keys or query tokens, and padded tokens (S-2, S-6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input raises an error that names the argument, before anything is written."""
+"""Illegal input raises an error that names the argument, before any write to the cache."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ Bases = Callable[..., Trial]
 
 @pytest.fixture
 def base(request: pytest.FixtureRequest, mla_run: Run) -> Bases:
-    """Return what makes a good step of its name; what is not declared skips the test."""
+    """Return a function that makes the trial of a legal step by its name.
+
+    The function skips the test if the backend does not declare a capability of the step.
+    """
 
     def trial_of(name: str, *ops: str) -> Trial:
         trial = _trial(mla_run, name)
@@ -65,14 +68,14 @@ def _trial(run: Run, base: str) -> Trial:
 
 
 def _declared(run: Run, bases: Iterable[str], *ops: str) -> list[Trial]:
-    """Return those of the good steps that are not beyond what the backend declares."""
+    """Return the trials of the legal steps that the backend supports."""
     trials = [_trial(run, base) for base in bases]
     return [trial for trial in trials if not why_undeclared(run, trial.case, trial.dtype, ops)]
 
 
 @pytest.mark.parametrize("bad", BAD_PROBLEMS, ids=lambda bad: bad.name)
 def test_bad_problem(mla_run: Run, base: Bases, bad: BadProblem) -> None:
-    """A problem that cannot be served is refused when the runner is prepared."""
+    """An illegal problem is refused when the runner is prepared."""
     trial = base(bad.base)
     problem = bad.spoil(trial.case.problem(trial.dims, trial.dtype))
     with pytest.raises((InvalidArgument, Unsupported), match=bad.argument):
@@ -81,7 +84,7 @@ def test_bad_problem(mla_run: Run, base: Bases, bad: BadProblem) -> None:
 
 @pytest.mark.parametrize("bad", BAD_BATCHES, ids=lambda bad: bad.name)
 def test_bad_batch(base: Bases, bad: BadBatch) -> None:
-    """A batch no rule allows is refused; the cache keeps every byte and the runner its use."""
+    """An illegal batch is refused, no byte of the cache changes, and the runner stays usable."""
     trial = base(bad.base)
     [good] = trial.stages()
     blocks = np.arange(good.problem.num_blocks, dtype=np.int64)
@@ -93,7 +96,7 @@ def test_bad_batch(base: Bases, bad: BadBatch) -> None:
         with pytest.raises(ValueError, match=bad.argument):
             _ask(runner, call, good, bad)
         assert np.array_equal(runner.read_cache(blocks), good.before.read(blocks)), (
-            f"{call} wrote to the cache before it refused"
+            f"{call} wrote to the cache before it raised an error"
         )
     runner.append(good.batch)
     if bad.base != "slots":  # explicit slots do not fill the rows that attention reads
@@ -102,7 +105,7 @@ def test_bad_batch(base: Bases, bad: BadBatch) -> None:
 
 
 def _ask(runner: Runner, call: str, good: Stage, bad: BadBatch) -> None:
-    """Call a runner with the good step, spoilt."""
+    """Call a runner with the illegal form of a legal step."""
     spoilt = bad.spoil(good.problem, good.batch)
     if call == "layer":
         layer = Layer.of(good, 0).asked(good.batch.num_rows, good.problem.max_query_tokens)
@@ -116,7 +119,7 @@ def _ask(runner: Runner, call: str, good: Stage, bad: BadBatch) -> None:
 @pytest.mark.mla(group="errors", ops=("layer",), features=("validation", "mixed"), rules=("S-21",))
 @pytest.mark.parametrize("bad", BAD_LAYERS, ids=lambda bad: bad.name)
 def test_bad_layer(base: Bases, bad: BadLayer) -> None:
-    """A layer no rule allows is refused; the cache keeps every byte."""
+    """An illegal layer is refused, and no byte of the cache changes."""
     trial = base(bad.base, "layer")
     [good] = trial.stages()
     asked = Layer.of(good, 0).asked(good.batch.num_rows, good.problem.max_query_tokens)
@@ -126,13 +129,13 @@ def test_bad_layer(base: Bases, bad: BadLayer) -> None:
     with pytest.raises(ValueError, match=bad.argument):
         runner.layer(bad.spoil(asked))
     assert np.array_equal(runner.read_cache(blocks), good.before.read(blocks)), (
-        "layer wrote to the cache before it refused"
+        "layer wrote to the cache before it raised an error"
     )
 
 
 @pytest.mark.mla(group="errors", ops=("layer",), features=("validation", "mixed"), rules=("S-21",))
 def test_the_good_layers_are_good(mla_run: Run, base: Bases) -> None:
-    """Every base of the bad layers that is declared passes as it is."""
+    """Every legal layer from which illegal ones are made is accepted, if it is declared."""
     base("causal", "layer")
     for trial in _declared(mla_run, ("causal", "non_causal", "qlen"), "layer"):
         [good] = trial.stages()
@@ -145,7 +148,7 @@ def test_the_good_layers_are_good(mla_run: Run, base: Bases) -> None:
 @pytest.mark.mla(group="errors", ops=("merge",), features=("validation",), rules=("S-8",))
 @pytest.mark.parametrize("bad", BAD_PARTIALS, ids=lambda bad: bad.name)
 def test_bad_partials(mla_run: Run, base: Bases, bad: BadPartials) -> None:
-    """Partial answers that no merge takes are refused."""
+    """A merge refuses illegal partial results."""
     runner = base("causal").prepare()
     with pytest.raises(ValueError, match=bad.argument):
         runner.merge(bad.spoil(GOOD_PARTIALS.build(mla_run.dims.kv_lora_rank)))
@@ -156,7 +159,7 @@ def test_bad_partials(mla_run: Run, base: Bases, bad: BadPartials) -> None:
 )
 @pytest.mark.parametrize("scale", BAD_QUERY_SCALES)
 def test_bad_query_scale(base: Bases, scale: float) -> None:
-    """Queries are divided by no scale that is not a finite float32 above 0."""
+    """A scale of queries that is not a finite float32 above 0 is refused."""
     trial = base("causal")
     [good] = trial.stages()
     with pytest.raises(ValueError, match="scale"):
@@ -164,7 +167,7 @@ def test_bad_query_scale(base: Bases, scale: float) -> None:
 
 
 def test_the_good_steps_are_good(mla_run: Run, base: Bases) -> None:
-    """Every base the bad inputs spoil passes as it is, so each refusal has one cause."""
+    """Every legal step from which illegal ones are made is accepted, so a refusal has one cause."""
     base("causal")
     for trial in _declared(mla_run, BASES):
         [stage] = trial.stages()
@@ -175,12 +178,12 @@ def test_the_good_steps_are_good(mla_run: Run, base: Bases) -> None:
 
 
 def test_too_many_rows(mla_run: Run, base: Bases) -> None:
-    """A batch past ``max_rows`` is refused."""
+    """A batch with more than ``max_rows`` rows is refused."""
     _refuses_capacity(mla_run, base, "max_rows", lambda problem: replace(problem, max_rows=2))
 
 
 def test_too_many_tokens(mla_run: Run, base: Bases) -> None:
-    """A batch past ``max_query_tokens`` is refused."""
+    """A batch with more than ``max_query_tokens`` tokens is refused."""
     _refuses_capacity(
         mla_run, base, "max_query_tokens", lambda problem: replace(problem, max_query_tokens=13)
     )
@@ -189,7 +192,7 @@ def test_too_many_tokens(mla_run: Run, base: Bases) -> None:
 @pytest.mark.mla(group="errors", ops=("prefill",), features=("validation",), rules=("S-21",))
 @pytest.mark.parametrize("capacity", CAPACITIES)
 def test_too_large_prefill(mla_run: Run, capacity: str, request: pytest.FixtureRequest) -> None:
-    """A prefill past a capacity is refused."""
+    """A prefill that exceeds a capacity is refused."""
     argument, most = CAPACITIES[capacity]
     case, _ = adapt_case(PREFILL, mla_run.backend.capabilities)
     skip_if(request.node, why_undeclared(mla_run, case, mla_run.dtypes[0], ("prefill",)))
@@ -203,7 +206,7 @@ def test_too_large_prefill(mla_run: Run, capacity: str, request: pytest.FixtureR
 @pytest.mark.mla(group="errors", ops=("prefill",), features=("validation",), rules=("S-21",))
 @pytest.mark.parametrize("size", ["qk_nope_head_dim", "v_head_dim"])
 def test_heads_of_no_size(mla_run: Run, base: Bases, size: str) -> None:
-    """A problem whose heads have no key without position, or no value, is refused."""
+    """A problem with ``qk_nope_head_dim`` 0 or ``v_head_dim`` 0 is refused."""
     problem = base("causal").problem
     with pytest.raises((InvalidArgument, Unsupported), match=size):
         mla_run.backend.prepare(replace(problem, dims=replace(problem.dims, **{size: 0})))

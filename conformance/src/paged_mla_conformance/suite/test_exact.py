@@ -1,4 +1,4 @@
-"""Queries that see one value get that value (S-22)."""
+"""A query that sees only one value returns that value (S-22)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache formats with scales: what is written, what is read, what is written again (S-11)."""
+"""Cache formats with scales: writing, reading and writing again (S-11)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ pytestmark = pytest.mark.mla(group="formats", ops=("append", "attend"), rules=("
 
 @pytest.mark.mla(group="formats", ops=("append",), rules=("S-10", "S-11"))
 def test_written(trial: Trial) -> None:
-    """S-10: every byte of rows and scales."""
+    """S-10: every byte of keys and scales is right after an append."""
     trial.check_append()
 
 
 @pytest.mark.mla(group="formats", ops=("append",), features=("replay",), rules=("S-10", "S-11"))
 def test_written_again(trial: Trial) -> None:
-    """S-10, S-11: drafts past the first of each row run again, as other tokens."""
+    """S-10, S-11: a later append overwrites all tokens of each row but the first."""
     trial.check_append_again()
 
 
 def test_read(trial: Trial) -> None:
-    """S-5: the answer is that of the bytes, whoever wrote them."""
+    """S-5: the output follows from the bytes of the cache, which the oracle wrote."""
     trial.check_attention()
 
 
 @pytest.mark.mla(group="formats", ops=("gather_context",), rules=("S-11",))
 def test_gathered(trial: Trial) -> None:
-    """S-11: each value rounded to float32, then to the model's type."""
+    """S-11: each gathered value is rounded to float32, then to the model's type."""
     trial.check_read("gather_context")
 
 
@@ -42,9 +42,9 @@ def test_gathered(trial: Trial) -> None:
 def test_nan_code(
     mla_run: Run, mla_checks: list[Check], code: int, request: pytest.FixtureRequest
 ) -> None:
-    """S-11: both codes that are no number show in the answers that see them, in no other."""
+    """S-11: both codes of NaN appear in the outputs of queries that see them, and in no other."""
     asked = trials(mla_run)
-    skip_if(request.node, None if asked else Skip("no cache format of 8 bits declared"))
+    skip_if(request.node, None if asked else Skip("a cache format of 8 bits is not declared"))
     for trial in asked:
         check_nan_code(trial, code)
         mla_checks += trial.checks

@@ -1,4 +1,4 @@
-"""Reading cached latents back (S-1, S-9)."""
+"""Gathering latents from the cache (S-1, S-9)."""
 
 from __future__ import annotations
 

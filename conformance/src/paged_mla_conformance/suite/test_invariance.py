@@ -1,4 +1,4 @@
-"""One step in many forms: the answers stay (S-17, S-19, S-20)."""
+"""Variants of a step have the same outputs (S-17, S-19, S-20)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.mla(group="invariance", ops=("append", "attend"))
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.replace("_", "-"))
 def test_form(trial: Trial, form: Callable[[Step], Form], request: pytest.FixtureRequest) -> None:
-    """S-19, S-20: whatever the form, each query gets its answer."""
+    """S-19, S-20: each query token has the same output in every variant of the step."""
     [step] = build_steps(trial.case, trial.dims, trial.dtype)
     other = form(step)
     unmet = trial.backend.capabilities.unmet(other.step.problem, (), ())
@@ -37,7 +37,7 @@ def test_form(trial: Trial, form: Callable[[Step], Form], request: pytest.Fixtur
     group="invariance", ops=("append", "attend", "merge"), features=("padding", "replay")
 )
 def test_split(trial: Trial) -> None:
-    """S-8, S-20: two parts of every query's keys, merged, are the whole."""
+    """S-8, S-20: merging the results over two parts of the keys gives the result over all keys."""
     [stage] = trial.stages()
     whole = trial.answer(stage)
     problem, parts = halves(stage)
@@ -50,7 +50,7 @@ def test_split(trial: Trial) -> None:
 
 
 def test_named_slots(trial: Trial) -> None:
-    """S-1, S-10: attention looks keys up in the table, whatever slots a step names for its own."""
+    """S-1, S-10: attention finds keys through the table and does not use the slots of a step."""
     [stage] = trial.stages()
     named = np.roll(slots_to_write(stage.problem, stage.batch), 1)
     runner = trial.prepare()
@@ -60,7 +60,7 @@ def test_named_slots(trial: Trial) -> None:
 
 
 def test_order(trial: Trial) -> None:
-    """S-17: what ran before a step does not change its bits."""
+    """S-17: earlier calls do not change the bits of a step."""
     [stage] = trial.stages()
     alone, later = trial.prepare(), trial.prepare()
     later.load_cache(stage.after)
@@ -75,7 +75,7 @@ def test_order(trial: Trial) -> None:
 
 @pytest.mark.mla(group="invariance", ops=("plan", "append", "attend"), features=("replay",))
 def test_planned(trial: Trial) -> None:
-    """S-17: a step that was planned, and never ran, has no say in another one of its shape."""
+    """S-17: the plan of a step that never runs does not affect another step of the same shape."""
     [step] = build_steps(trial.case, trial.dims, trial.dtype)
     stage, planned = Stage.of(step), Stage.of(permuted_requests(step).step)
     runner = trial.prepare()
@@ -85,5 +85,5 @@ def test_planned(trial: Trial) -> None:
 
 
 def test_another_runner(trial: Trial) -> None:
-    """S-5, S-12, S-17: what a process prepares and runs later does not reach an earlier runner."""
+    """S-5, S-12, S-17: runners that are prepared later do not affect an earlier runner."""
     trial.check_beside()

@@ -1,4 +1,4 @@
-"""Caches past 31 and 32 bits (S-1)."""
+"""Caches with offsets that need more than 31 and 32 bits (S-1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Absorbed and materialized, whole and in parts, a step of a layer has one answer (S-21)."""
+"""A step of a layer has the same output absorbed, materialized, whole and in parts (S-21)."""
 
 from __future__ import annotations
 

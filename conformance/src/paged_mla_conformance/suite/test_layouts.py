@@ -1,4 +1,4 @@
-"""Strided memory and lying table tails (S-9)."""
+"""Strided memory, and invalid table entries after the blocks of a row (S-9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three spellings of one mask, and none (S-4, S-14)."""
+"""Tree masks in three forms, and steps that are not causal (S-4, S-14)."""
 
 from __future__ import annotations
 

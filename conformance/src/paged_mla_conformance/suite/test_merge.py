@@ -1,4 +1,4 @@
-"""Joining partial answers (S-8)."""
+"""Merging partial results (S-8)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.mla(group="merge", ops=("merge",), rules=("S-8",))
 
 
 def _runner(item: pytest.Item, run: Run, case: MergeCase) -> Runner:
-    """Prepare some problem: a merge needs none, but a runner does."""
+    """Prepare a runner for a merge; its problem matters only for the tokens and heads."""
     step = Case(
         group="merge",
         name="runner",
-        why="something to prepare",
+        why="a problem for the runner of a merge",
         rules=("S-8",),
         rows=tuple(Row(1, 1) for _ in range(case.tokens)),
         num_heads=case.num_heads,
@@ -36,7 +36,7 @@ def _runner(item: pytest.Item, run: Run, case: MergeCase) -> Runner:
 def test_merge(
     mla_run: Run, mla_checks: list[Check], case: MergeCase, request: pytest.FixtureRequest
 ) -> None:
-    """A merge is total: empty partials weigh exactly nothing, whatever they hold."""
+    """S-8: partial results without keys have weight 0 in a merge, even if they contain NaN."""
     runner = _runner(request.node, mla_run, case)
     partials = case.build(mla_run.dims.kv_lora_rank)
     mla_checks += check_merge(runner.merge(partials), merge(partials), partials)
@@ -48,10 +48,10 @@ def test_merge(
 def test_association(
     mla_run: Run, mla_checks: list[Check], case: MergeCase, request: pytest.FixtureRequest
 ) -> None:
-    """S-8: some partials may be merged before the others.
+    """S-8: merging some partial results first gives the same output.
 
-    The inner answers, their lse (which weighs its answer and the others) and the outer merge are
-    each as far off as one merge may be, so that all are no further off than of three times as many.
+    The inner outputs, their lse (the weights of the outer merge) and the outer merge may each have
+    the error of one merge. The budget for three times as many partial results covers all of them.
     """
     runner = _runner(request.node, mla_run, case)
     partials = case.build(mla_run.dims.kv_lora_rank)

@@ -1,4 +1,4 @@
-"""Positions and slots, exactly (S-1, S-2, S-3)."""
+"""Positions and slots are exact (S-1, S-2, S-3)."""
 
 from __future__ import annotations
 

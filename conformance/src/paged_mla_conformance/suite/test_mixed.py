@@ -1,4 +1,4 @@
-"""Whole steps over rows of every kind (S-2, S-3, S-4, S-6, S-10)."""
+"""Whole steps with rows of every kind (S-2, S-3, S-4, S-6, S-10)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mla(group="prefill", ops=("prefill",))
 
 
 def test_prefill(trial: Trial) -> None:
-    """S-21; where the backend declares that it is batch-invariant, rows keep their bits (S-20)."""
+    """S-21: outputs are right. S-20: if ``batch_invariant`` is declared, rows keep their bits."""
     answers = trial.check_prefill()
     if "batch_invariant" not in trial.backend.capabilities.features:
         return
@@ -39,7 +39,7 @@ def test_prefill(trial: Trial) -> None:
 )
 @pytest.mark.parametrize("bad", BAD_PREFILLS, ids=lambda bad: bad.name)
 def test_bad_prefill(mla_run: Run, bad: BadPrefill, request: pytest.FixtureRequest) -> None:
-    """A prefill no rule allows is refused, and the runner keeps its use."""
+    """An illegal prefill is refused, and the runner stays usable."""
     case, note = adapt_case(BASE, mla_run.backend.capabilities)
     skip_if(request.node, why_undeclared(mla_run, case, mla_run.dtypes[0], ("prefill",)))
     trial = Trial(mla_run.backend, case, mla_run.dims, mla_run.dtypes[0], note)

@@ -1,4 +1,4 @@
-"""Queries of 8 bits: every code and scale (S-11)."""
+"""Quantized queries of 8 bits: every code and every scale (S-11)."""
 
 from __future__ import annotations
 

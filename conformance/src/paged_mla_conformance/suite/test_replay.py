@@ -1,4 +1,4 @@
-"""Steps after steps on one runner (S-17)."""
+"""Several steps on one runner (S-17)."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def test_replay(trial: Trial) -> None:
 
 @pytest.mark.mla(group="replay", ops=("append", "attend"))
 def test_another_runner(trial: Trial) -> None:
-    """S-11, S-17: what a runner of another problem writes and reads does not reach this one."""
+    """S-11, S-17: reads and writes of a runner of another problem do not affect this runner."""
     trial.check_beside()

@@ -1,4 +1,4 @@
-"""A draft node is seen by its descendants and by nobody else (S-4, S-14)."""
+"""Only the descendants of a draft node see the node (S-4, S-14)."""
 
 from __future__ import annotations
 

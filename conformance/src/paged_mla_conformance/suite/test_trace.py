@@ -1,4 +1,4 @@
-"""Schedules of a simulated engine: whatever the schedule, one answer (S-19)."""
+"""Schedules of a simulated engine: the output does not depend on the schedule (S-19)."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ pytestmark = pytest.mark.mla(
 
 
 def test_trace(trace_trial: TraceTrial) -> None:
-    """A token's answer is the dense one of its request, however it was scheduled."""
+    """The output of a token equals the dense output of its request in every schedule."""
     assert trace_trial.check() > 0

@@ -1,1 +1,1 @@
-"""How often an explanation of a dump is right: on mutants, on single faults, on what is healthy."""
+"""Measure how often explanations are right: on mutants, on single faults and on right steps."""

@@ -1,4 +1,4 @@
-"""Explain dumps of every mutant, of single faults and of right steps, and count what is right.
+"""Explain dumps of every mutant, of single faults and of right steps, and count right explanations.
 
 ``python -m paged_mla_conformance.meta.explained --page out/explained.md``
 """
@@ -30,33 +30,33 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.folders import make_folders
 from paged_mla_shared.options import whole
 
-MOST_DUMPS = 3  # of a mutant, as long as one fault alone does not fit them
+MOST_DUMPS = 3  # dumps of a mutant; more than one only until exactly one fault fits all of them
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print what was right; return 0 when no right step was called broken."""
+    """Print the results; return 1 if an explanation calls a right step broken, else 0."""
     parser = argparse.ArgumentParser(
         prog="paged_mla_conformance.meta.explained", description=__doc__
     )
-    parser.add_argument("names", nargs="*", metavar="MUTANT", help="these alone (default: all)")
+    parser.add_argument("names", nargs="*", metavar="MUTANT", help="mutants to run (default: all)")
     parser.add_argument(
         "--matrix",
         type=Path,
         metavar="JSON",
-        help="a matrix that nox -s mutants has written (default: the table of the quick verdict)",
+        help="a matrix of nox -s mutants (default: the table of the quick verdict)",
     )
-    parser.add_argument("--single", type=whole(0), default=30, help="single faults")
-    parser.add_argument("--healthy", type=whole(0), default=200, help="right steps")
-    parser.add_argument("--page", type=Path, metavar="MARKDOWN")
-    parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the mutants' dumps")
+    parser.add_argument("--single", type=whole(0), default=30, help="number of single faults")
+    parser.add_argument("--healthy", type=whole(0), default=200, help="number of right steps")
+    parser.add_argument("--page", type=Path, metavar="MARKDOWN", help="write the page")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the dumps of mutants")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - set(MUTANTS)
     if unknown:
-        parser.error(f"no mutants: {sorted(unknown)}")
+        parser.error(f"these mutants do not exist: {sorted(unknown)}")
     try:
         kills = tests_that_kill(options.matrix) if options.matrix else tests_of_the_table()
     except InvalidArgument as error:
-        parser.error(f"--matrix: {error}, as nox -s mutants writes it to out/mutants.json")
+        parser.error(f"--matrix: {error}; nox -s mutants writes one to out/mutants.json")
     warnings.simplefilter("ignore")
     results = Results()
     for name, dump in healthy(options.healthy):
@@ -85,11 +85,11 @@ def main(arguments: list[str] | None = None) -> int:
 def _mutant(name: str, tests: list[str], folder: Path | None) -> Case:
     fault = MUTANTS[name]
     if fault.kind is Kind.ENGINE:
-        return Case(name, "", why="the engine's schedule is wrong, the step is answered rightly")
+        return Case(name, "", why="the schedule is wrong, and the output of the step is right")
     found = failures(name, tests)
     first = next(found, None)
     if first is None:
-        return Case(name, tests[0] if tests else "", why="no step shows it")
+        return Case(name, tests[0] if tests else "", why="no step shows the fault")
     if folder is not None:
         _keep(first, folder / f"{name}.safetensors")
     started = time.process_time()

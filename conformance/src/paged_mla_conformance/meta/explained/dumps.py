@@ -1,4 +1,4 @@
-"""Dumps of the tests that a mutant fails, those that the matrix of mutants names first."""
+"""Make dumps of tests that a mutant fails; tests of the matrix of mutants come first."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from paged_mla_shared.poison import HUGE
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.strides import copied, memory_of
 
-MOST_TRIED = 60  # tests beside those that the matrix names
+MOST_TRIED = 60  # tests in addition to those of the matrix
 _TEST = re.compile(r"test_(\w+)\[(.+)\]")
 ASKED: dict[str, Callable[[Trial], Any]] = {
     "decode": Trial.check_attention,
@@ -67,17 +67,19 @@ ASKED: dict[str, Callable[[Trial], Any]] = {
         ("mixed", "verify", "empty", "layouts", "rope", "large_offsets"), Trial.check_step
     ),
 }
-"""What a test of that name asks."""
+"""The method that runs a test, by the name of the test function without ``test_``."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A test that a mutant failed, and the step at which it did.
+    """A test that a mutant failed, and the step at which it failed.
 
     Parameters
     ----------
     mutant, test : str
+        The names of the mutant and of the test.
     dump : Dump
+        The step.
     """
 
     mutant: str
@@ -88,10 +90,15 @@ class Failed:
 def tests_that_kill(page: Path) -> dict[str, list[str]]:
     """Return, for each mutant, the first test of each group that kills it by a rule it breaks.
 
+    Parameters
+    ----------
+    page : Path
+        The JSON file of a matrix of mutants.
+
     Raises
     ------
     InvalidArgument
-        The page cannot be read, or is no matrix of mutants.
+        The file cannot be read, or is not a matrix of mutants.
     """
     document = read_object(page)
     if "mutants" not in document:
@@ -107,7 +114,7 @@ def tests_that_kill(page: Path) -> dict[str, list[str]]:
 def tests_of_the_table() -> dict[str, list[str]]:
     """Return, for each mutant, the tests in the table of the quick verdict that find it.
 
-    Groups come in the order of the suite, the quickest test of each first.
+    Groups are in the order of the suite; the fastest test of each group comes first.
     """
     places = {group: place for place, group in enumerate(SUITE_GROUPS)}
     found: dict[str, list[str]] = {}
@@ -121,7 +128,7 @@ def tests_of_the_table() -> dict[str, list[str]]:
 
 
 def group_of(test: str) -> str:
-    """Return the group of a test that is called after it."""
+    """Return the group of a test whose function is named after its group."""
     return test.partition("[")[0].removeprefix("test_")
 
 
@@ -134,16 +141,16 @@ def _typed(key: str) -> str:
 
 
 def _of_steps(group: str, test: str) -> str:
-    """Return a test, or the first of its group that asks a step, where it does not itself."""
+    """Return a test, or the first case of its group if the test runs no step of a case."""
     if group_of(test) in ASKED or group not in ASKED:
         return test
     return f"test_{group}[{CASES[group][0].dtype_id('float32')}]"
 
 
 def failures(name: str, tests: list[str]) -> Iterator[Failed]:
-    """Return the steps at which a mutant fails tests, one of each that has a step to be dumped.
+    """Yield the step at which a mutant fails each test, if a dump can contain the step.
 
-    Tests that the matrix names come first, then others of their kind.
+    The given tests come first, then others of the same groups and formats.
     """
     for test in (*tests, *islice(_others(tests), MOST_TRIED)):
         parts = _TEST.fullmatch(test)
@@ -155,7 +162,7 @@ def failures(name: str, tests: list[str]) -> Iterator[Failed]:
 
 
 def _others(tests: list[str]) -> Iterator[str]:
-    """Return tests of the kinds and cache formats of some."""
+    """Yield other tests with the functions, groups and cache formats of some tests."""
     for test in tests:
         parts = _TEST.fullmatch(test)
         if parts is None:
@@ -173,7 +180,7 @@ def _others(tests: list[str]) -> Iterator[str]:
 
 
 def _dump_of(name: str, test: str, param: str) -> Dump | None:
-    """Return the step at which a mutant fails a test, ``None`` if it does not."""
+    """Return the step at which a mutant fails a test, or ``None`` if it does not fail."""
     with broken_engine(name):
         return failing_step(lambda: mutant(name), lambda backend: _run(backend, test, param))
 
@@ -181,10 +188,17 @@ def _dump_of(name: str, test: str, param: str) -> Dump | None:
 def failing_step(
     make: Callable[[], Backend], ask: Callable[[RecordingBackend], None]
 ) -> Dump | None:
-    """Return the step at which a backend fails what it is asked, ``None`` if it does not.
+    """Return the step at which a backend fails a check, or ``None`` if it does not fail.
 
-    The suite's caches hold NaN where nothing may be read. Those of engines hold other tokens: the
-    step is run again over such a cache, and kept if it fails there too.
+    Caches of the suite hold NaN in memory that must not be read. Caches of engines hold other
+    tokens there. The step runs again over such a cache and is returned if it fails there too.
+
+    Parameters
+    ----------
+    make : callable
+        Returns a new backend.
+    ask : callable
+        Runs a check on a backend; raises ``Mismatch`` if it fails.
     """
     failed = RecordingBackend(make())
     try:
@@ -207,18 +221,18 @@ def failing_step(
 
 
 def _as_read(dump: Dump) -> Dump | None:
-    """Return a dump as who explains it gets it: from a file, ``None`` if no file may hold it."""
+    """Return a dump after writing and reading a file; ``None`` if no file can contain it."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "dump.safetensors"
         try:
             save_dump(dump, path)
-        except InvalidArgument:  # an answer of another type
+        except InvalidArgument:  # an output of another type
             return None
         return load_dump(path)
 
 
 def _run(backend: RecordingBackend, test: str, param: str) -> None:
-    """Ask one test, if it is of steps."""
+    """Run one test if it consists of steps, a merge or a trace."""
     run = Run(backend, "x:y", "small", load_profile(STRICT), ("float32",))
     if test == "merge":
         _merge(backend, param)
@@ -246,7 +260,7 @@ def _traces(scenario: Scenario) -> list[TraceParam]:
 
 
 def used(given: Any) -> Any:
-    """Return a cache, or a prefill, whose poison is other tokens; what else there is as it is."""
+    """Return a cache or a prefill with other tokens in place of poison; others are unchanged."""
     if isinstance(given, CacheImage):
         return _used_cache(given)
     if isinstance(given, PrefillBatch):
@@ -256,9 +270,9 @@ def used(given: Any) -> Any:
 
 
 def _used_keys(keys: NDArray[Any]) -> NDArray[Any]:
-    """Return keys, or values, of which what nothing may read is of a key's size."""
+    """Return keys or values with numbers of a key's size in memory that must not be read."""
     found = copied(keys)
-    memory = memory_of(found)  # what lies between them too
+    memory = memory_of(found)  # includes the gaps between elements
     poisoned = ~(np.abs(widen(memory)) < HUGE / 10)
     drawn = np.random.default_rng(len(keys)).standard_normal(memory.shape)
     memory[poisoned] = drawn[poisoned].astype(memory.dtype)
@@ -266,10 +280,10 @@ def _used_keys(keys: NDArray[Any]) -> NDArray[Any]:
 
 
 def _used_cache(image: CacheImage) -> CacheImage:
-    """Return a cache whose poison is other tokens: finite numbers of a latent's size.
+    """Return a cache with other tokens in place of poison: finite numbers of a latent's size.
 
-    What they are follows from the block and the place in it. Blocks that wrapped offsets would
-    reach are tokens of their own too; all others are alike, as nothing is known to read them.
+    The numbers depend on the block and the place in it. Blocks that overflowed offsets reach also
+    get tokens of their own. All other blocks are equal, because no known fault reads them.
     """
     layout = image.layout
     itemsize = numpy_dtype(layout.format.ckv_dtype).itemsize
@@ -287,7 +301,7 @@ def _used_cache(image: CacheImage) -> CacheImage:
 
 
 def _filled(values: NDArray[np.float64], block_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Replace NaN and what is huge by numbers drawn for each block."""
+    """Return values with random numbers of each block in place of NaN and huge numbers."""
     drawn = [np.random.default_rng(int(b)).standard_normal(values.shape[1:]) for b in block_ids]
     poisoned = ~(np.abs(values) < HUGE / 10)
     return np.where(poisoned, np.array(drawn).reshape(values.shape), values)
@@ -303,11 +317,11 @@ def _merge(backend: RecordingBackend, param: str) -> None:
 
 
 def in_noise(dump: Dump, seed: int = 0) -> Dump:
-    """Return a dump whose answer is rounded otherwise: each number one step up or down, or kept.
+    """Return a dump with a differently rounded output: numbers move by one unit in the last place.
 
-    A kernel does not sum in the oracle's order. Without this, a mutant, which is the oracle, would
-    be named by its bits. Numbers next to a token's largest are kept: their steps are as large as a
-    budget may be.
+    A kernel does not sum in the oracle's order. A mutant is a changed oracle, so without this its
+    bits would identify it. Numbers of more than half of a token's largest number are kept, because
+    their last place may be as large as a budget.
     """
     if "partial_out" in dump.arrays:
         return dump
@@ -324,7 +338,7 @@ def in_noise(dump: Dump, seed: int = 0) -> Dump:
 
 
 def _moved(array: NDArray[Any], seen: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[Any]:
-    """Return numbers one step up or down, or kept."""
+    """Return the array with random small numbers moved by one unit in the last place."""
     size = np.abs(np.where(np.isfinite(array), array, 0)).astype(np.float64)
     largest = size.reshape(len(size), -1).max(axis=1, initial=0.0)
     small = size <= largest.reshape(-1, *[1] * (array.ndim - 1)) / 2

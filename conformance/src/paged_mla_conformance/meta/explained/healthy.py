@@ -1,4 +1,4 @@
-"""Steps that are right, in every type and format: nothing may be called broken."""
+"""Right steps in every type and format, which no explanation may call broken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LARGEST = 50_000  # pairs of query and key
 
 
 def healthy(count: int, seed: int = 0) -> Iterator[tuple[str, Dump]]:
-    """Return right steps, drawn from all cases in all types and formats."""
+    """Yield `count` right steps, drawn from all cases in all types and formats, with their ids."""
     backend = RecordingBackend(ReferenceBackend())
     run = Run(backend, "x:y", "small", load_profile(STRICT), DTYPES)
     params = [

@@ -1,4 +1,4 @@
-"""The results, as lines and as a page."""
+"""The results of explained dumps, as lines and as a page."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ class Case:
     Parameters
     ----------
     name, test : str
-        Of a mutant, and of the test whose step it is; or what the fault is, and "".
+        The names of a mutant and of the test whose step the dump contains; or the description of a
+        single fault, and "".
     rule : str
-        The first broken rule; "" if none was found.
+        The first broken rule that the explanation found; "" if it found none.
     rules : tuple of str
-        Those that it breaks.
+        The rules that the fault breaks.
     best : str
-        The hypothesis that explains all of it; "" if none does.
+        The hypothesis that explains the whole dump; "" if none does.
     place : int
-        Of the mutant's own name among the hypotheses, from 1; 0 if it is not there.
+        The place of the mutant among the hypotheses, from 1; 0 if it is not among them.
     alike : int
-        Hypotheses, it among them, that explain the dump equally well, as well as any.
+        How many hypotheses explain the dump best, if the mutant is one of them; else 0.
     known : bool
-        Whether the fault is in the catalogue that is tried.
+        Whether the fault is in the catalogue of the explanation.
     dumps : int
-        That were explained together: further ones as long as several faults, or none, fit.
+        How many dumps were explained together; more than one if not exactly one fault fits.
     shared_place : int
-        Of the mutant's own name among the faults that explain them, from 1; 0 without.
+        The place of the mutant among the faults that explain all dumps, from 1; 0 if not there.
     shared_best : str
-        The fault that explains them all; "" if none does.
+        The fault that explains all dumps; "" if none does.
     shared_alike : int
-        Faults that explain them all equally well.
+        How many faults explain all dumps equally well.
     why : str
-        Why there is no dump; "" if there is.
+        Why there is no dump; "" if there is one.
     seconds : float
         Processor time of the explanation.
     """
@@ -57,12 +58,12 @@ class Case:
 
     @property
     def is_right(self) -> bool:
-        """Whether the first broken rule is one that it breaks."""
+        """Whether the first broken rule is a rule that the fault breaks."""
         return self.rule in self.rules
 
     @property
     def line(self) -> str:
-        """What is printed of it."""
+        """The printed line of the case."""
         if self.why:
             return f"-     {self.name}: {self.why}"
         mark = "right" if self.is_right else "WRONG"
@@ -74,7 +75,7 @@ class Case:
 
 @dataclass
 class Results:
-    """All of a run."""
+    """All results of a run."""
 
     mutants: list[Case] = field(default_factory=list)
     single: list[Case] = field(default_factory=list)
@@ -82,11 +83,11 @@ class Results:
     accused: list[str] = field(default_factory=list)
 
     def summary(self) -> str:
-        """Return the totals, a line each."""
+        """Return the totals, one per line."""
         return "\n".join(f"{what}: {value}" for what, value in self.totals().items())
 
     def totals(self) -> dict[str, str]:
-        """Return what is counted."""
+        """Return the totals by their descriptions."""
         dumped = [case for case in self.mutants if not case.why]
         known = [case for case in dumped if case.known]
         explained = [case for case in self.single if case.best]
@@ -97,7 +98,7 @@ class Results:
             "fault named first, of up to three dumps": _share(
                 sum(c.shared_place == 1 for c in known), len(known)
             ),
-            "fault named first of one dump, or beside others that predict the same": _share(
+            "fault named first of one dump, or tied with others that predict the same": _share(
                 sum(c.place == 1 or c.alike > 0 for c in known), len(known)
             ),
             "single faults, first broken rule right": _share(
@@ -111,7 +112,7 @@ class Results:
         }
 
     def markdown(self) -> str:
-        """Return the page."""
+        """Return the page as Markdown."""
         totals = [f"| {what} | {value} |" for what, value in self.totals().items()]
         missing = Counter(case.why for case in self.mutants if case.why)
         without = [
@@ -137,7 +138,7 @@ class Results:
                 "| | |", "|---|---|", *totals, "",
                 "## Mutants without a dump", "",
                 "| why | mutants | names |", "|---|---|---|", *without, "",
-                "## First broken rule is none of the mutant's", "",
+                "## The first broken rule is not a rule of the mutant", "",
                 "| mutant | test | found | breaks |", "|---|---|---|---|", *wrong, "",
                 "## Faults that are not named first", "",
                 _ALIKE, "",
@@ -149,9 +150,9 @@ class Results:
 
 
 _ALIKE = """\
-*Alike*: so many explain this dump equally well, the fault among them. As long as not one
-fault alone fits, a step of another test is explained together with it, up to three: the right
-half of the table."""
+*Alike* is the number of faults, including the right one, that explain the dump equally well. While
+not exactly one fault fits, a step of another test is explained together with it, up to three steps:
+the right half of the table."""
 _LATER = (
     "| mutant | test | place | alike | named first | dumps | place | alike | named first together |"
 )
@@ -166,13 +167,13 @@ _HEAD = """\
 
 `nox -s explained` writes this page to `out/explained.md`.
 
-Each mutant gives one dump: the step at which it fails the first test that kills it, as the table
-of the quick verdict has it. Memory that no step may read holds other tokens where the mutant fails
-on them too, and NaN where it does not. In large caches, the blocks that wrapped offsets reach are
-among the listed ones. Half of the numbers of out and lse, chosen at random, are moved by one unit
-in the last place, so that their bits identify nothing. Where several faults explain a dump
-equally well, the first is the one that breaks the fewest of some small cases of this suite
-([ordinary.py](../../reference/src/paged_mla_reference/explain/hypotheses/ordinary.py)), which has
-no access to the right one. Single faults are random and in no catalogue. Right steps are drawn from
-all cases, in all types and cache formats.
+Each mutant gives one dump: the step at which it fails the first test that kills it in the table of
+the quick verdict. Memory that no step may read holds other tokens if the mutant also fails on
+them, and NaN otherwise. In large caches, the listed blocks include those that overflowed offsets
+reach. Half of the numbers of out and lse, chosen at random, are changed by one unit in the last
+place, so that their bits do not identify the fault. If several faults explain a dump equally well,
+the first is the fault that breaks the fewest of some small cases of this suite
+([ordinary.py](../../reference/src/paged_mla_reference/explain/hypotheses/ordinary.py)). The
+explanation does not know the right fault. Single faults are random and not in the catalogue. Right
+steps are drawn from all cases, in all types and cache formats.
 """

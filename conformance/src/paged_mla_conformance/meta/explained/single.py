@@ -1,4 +1,4 @@
-"""Steps with one random fault that is in no catalogue."""
+"""Make steps with one random fault that is not in the catalogue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Seen = Any
 
 @dataclass(frozen=True)
 class Single:
-    """A dump with one fault."""
+    """A dump with one fault, the description of the fault, and the rules that it breaks."""
 
     what: str
     rules: tuple[str, ...]
@@ -46,7 +46,7 @@ class Single:
 
 
 def single_faults(count: int, seed: int = 0) -> Iterator[Single]:
-    """Return steps with one fault each, of every kind in turn."""
+    """Yield `count` steps with one fault each; the kinds of faults rotate."""
     rng = np.random.default_rng(seed)
     cases = [case for group in ("extend", "mixed", "decode") for case in GROUPS[group]]
     small = [c for c in cases if sum(r.seq_len for step in c.steps for r in step) < 3000]
@@ -63,7 +63,7 @@ def single_faults(count: int, seed: int = 0) -> Iterator[Single]:
         what, change = fault
         wrong = ReferenceBackend(oracle=change(RIGHT))
         dump = failing_step(partial(replace, wrong), partial(_ask, case, dtype))
-        if dump is not None:  # else it moves nothing by more than rounding does
+        if dump is not None:  # None if the fault changes no output by more than rounding
             made += 1
             yield Single(f"{case.id}, {dtype}: {what}", rules, dump)
 
@@ -89,7 +89,7 @@ def _key(rng: Random, stage: Stage, row: int) -> SingleFault:
 
 
 def _length(rng: Random, stage: Stage, row: int) -> SingleFault:
-    """Cut some of a row's last keys."""
+    """Hide some of the last keys of a row."""
     cut = int(rng.integers(2, max(3, int(stage.batch.seq_lens[row]) // 2)))
 
     def change(_p: Problem, _b: Batch, r: int, seen: Seen) -> Seen:
@@ -102,7 +102,7 @@ def _length(rng: Random, stage: Stage, row: int) -> SingleFault:
 
 
 def _block(rng: Random, stage: Stage, row: int) -> SingleFault:
-    """Let one entry of a row's table name another block."""
+    """Put another block into one entry of a row's table."""
     problem = stage.problem
     used_columns = -(-int(stage.batch.seq_lens[row]) // problem.block_size)
     column = int(rng.integers(used_columns))
@@ -121,7 +121,7 @@ def _block(rng: Random, stage: Stage, row: int) -> SingleFault:
 
 
 def _head(rng: Random, stage: Stage, _row: int) -> SingleFault:
-    """Give one head another scale."""
+    """Use another softmax scale in one head."""
     head = int(rng.integers(stage.problem.dims.num_heads))
     factor = float(rng.uniform(1.2, 3))
 
@@ -134,7 +134,7 @@ def _head(rng: Random, stage: Stage, _row: int) -> SingleFault:
 
 
 def _answer(rng: Random, stage: Stage, row: int) -> SingleFault:
-    """Double one number of an answer."""
+    """Double one number of an output."""
     token = int(stage.batch.cu_seqlens_q[row])
     head = int(rng.integers(stage.problem.dims.num_heads))
 
@@ -147,7 +147,7 @@ def _answer(rng: Random, stage: Stage, row: int) -> SingleFault:
 
 
 def _sum(rng: Random, stage: Stage, _row: int) -> SingleFault:
-    """Move the lse of one head by a little."""
+    """Add a small number to the lse of one head."""
     head = int(rng.integers(stage.problem.dims.num_heads))
     plus = np.float32(rng.uniform(0.05, 0.5))
 
@@ -176,7 +176,7 @@ def _slot(rng: Random, stage: Stage, row: int) -> SingleFault:
 
 
 def _latent(rng: Random, stage: Stage, row: int) -> SingleFault:
-    """Turn the sign of one element of a written latent."""
+    """Invert the sign of one element of a written latent."""
     token = int(stage.batch.cu_seqlens_q[row])
     at = int(rng.integers(stage.problem.dims.kv_lora_rank))
 
@@ -189,7 +189,7 @@ def _latent(rng: Random, stage: Stage, row: int) -> SingleFault:
 
 
 def _position(rng: Random, stage: Stage, row: int) -> SingleFault:
-    """Move the positions of one row."""
+    """Add a number to the positions of one row."""
     by = int(rng.integers(1, 9))
     span = slice(*stage.batch.cu_seqlens_q[row : row + 2].tolist())
 
@@ -206,7 +206,7 @@ def _position(rng: Random, stage: Stage, row: int) -> SingleFault:
 
 
 def _query(_rng: Random, stage: Stage, row: int) -> SingleFault:
-    """Let one row attend with the queries of the tokens before."""
+    """Attend in one row with the queries of the previous tokens."""
     tokens = np.arange(*stage.batch.cu_seqlens_q[row : row + 2].tolist())
     if not tokens.size or stage.batch.num_tokens < 2:
         return None

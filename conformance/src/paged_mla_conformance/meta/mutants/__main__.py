@@ -1,4 +1,4 @@
-"""Put every mutant to the suite: ``python -m paged_mla_conformance.meta.mutants``."""
+"""Run the suite on every mutant: ``python -m paged_mla_conformance.meta.mutants``."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ from paged_mla_shared.options import whole
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the matrix; return 0 when every mutant is killed by a rule it breaks."""
+    """Print the matrix; return 0 if every mutant is killed by a rule that it breaks, else 1."""
     parser = argparse.ArgumentParser(prog="paged_mla_conformance.meta.mutants", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="MUTANT", help="these alone (default: all)")
+    parser.add_argument("names", nargs="*", metavar="MUTANT", help="mutants to run (default: all)")
     parser.add_argument("--workers", type=whole(1), default=os.cpu_count(), help="processes")
-    parser.add_argument("-k", metavar="EXPRESSION", help="ask these tests alone, as pytest's -k")
-    parser.add_argument("--page", type=Path, metavar="MARKDOWN", help="also writes JSON beside it")
-    parser.add_argument("--summary", type=Path, metavar="MARKDOWN", help="a short page")
+    parser.add_argument("-k", metavar="EXPRESSION", help="run only these tests, like -k of pytest")
     parser.add_argument(
-        "--table", action="store_true", help="ask every test, and renew the table of --quick"
+        "--page", type=Path, metavar="MARKDOWN", help="write the page, and JSON next to it"
+    )
+    parser.add_argument("--summary", type=Path, metavar="MARKDOWN", help="write the short page")
+    parser.add_argument(
+        "--table", action="store_true", help="run every test, and write the table of --quick"
     )
     options = parser.parse_args(arguments)
     if (options.page or options.summary or options.table) and (options.names or options.k):
-        parser.error("--page, --summary and --table need every mutant, and every test")
+        parser.error("--page, --summary and --table need every mutant and every test")
     for name in ("page", "summary"):
         path = getattr(options, name)
         if path and not path.parent.is_dir():
-            parser.error(f"--{name}: got {path}; allowed: a file in a folder that is there")
+            parser.error(f"--{name}: got {path}; allowed: a file in an existing folder")
     unknown = set(options.names) - set(MUTANTS)
     if unknown:
-        parser.error(f"no mutants: {sorted(unknown)}")
+        parser.error(f"these mutants do not exist: {sorted(unknown)}")
     first = RIGHT_IN_EVERY_FORMAT if options.table else RIGHT_BACKEND
     names = [first, *(options.names or MUTANTS)]
     chosen = ("-k", options.k) if options.k else ()
@@ -52,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"-k: got {options.k!r}: {error}")
     matrix = Matrix(kills, right)
     idle = [group for group, alone in matrix.alone.items() if not alone]
-    print(f"groups that kill nothing others do not: {', '.join(idle) or 'none'}")
+    print(f"groups whose mutants are all killed by other groups too: {', '.join(idle) or 'none'}")
     print("\n".join(matrix.faults))
     print(matrix.summary())
     if options.page:
@@ -67,8 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _kill_all(
     names: list[str], chosen: tuple[str, ...], workers: int, *, every: bool
 ) -> list[Kills]:
-    """Put each mutant to the suite, in processes, and print what kills it."""
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
+    """Run the suite on each mutant in worker processes, and print the groups that kill it."""
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins would change the suite
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:

@@ -1,9 +1,7 @@
-"""Every mutant as a backend, by its name.
+"""A backend for every mutant, by the name of the mutant.
 
-``--backend paged_mla_conformance.meta.mutants.backends:lse-in-base-2`` runs the suite on one.
-
-A mutant of the engine is a right backend; :func:`broken_engine` makes the schedules wrong that it
-is asked.
+``--backend paged_mla_conformance.meta.mutants.backends:lse-in-base-2`` runs the suite on a mutant.
+The backend of an engine mutant is right; :func:`broken_engine` makes its schedules wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ def _unwrapped(_: Problem, runner: Runner) -> Runner:
 
 @dataclass(frozen=True)
 class MutantBackend(ReferenceBackend):
-    """The reference with its runners wrapped. One element type, to be quick."""
+    """The reference with wrapped runners. It declares one element type, so that tests are fast."""
 
     name: str = RIGHT_BACKEND
     capabilities: Capabilities = FLOAT32
@@ -43,20 +41,20 @@ class MutantBackend(ReferenceBackend):
     wrap_unchecked: Callable[[Problem, Runner], Runner] = _unwrapped
 
     def prepare(self, problem: Problem) -> Runner:
-        """Build a runner that breaks a rule."""
+        """Return a runner that breaks a rule."""
         return self.wrap(problem, super().prepare(problem))
 
     def prepare_unchecked(self, problem: Problem) -> Runner:
-        """Build one that looks at no values of a step."""
+        """Return a runner that does not validate the values of a step."""
         runner = self.wrap(problem, super().prepare_unchecked(problem))
         return self.wrap_unchecked(problem, runner)
 
 
 def mutant(name: str) -> MutantBackend:
-    """Return the backend of a mutant; "right" is the one that none of them has changed.
+    """Return the backend of a mutant; the name "right" gives the backend without a fault.
 
-    One that breaks S-11 declares every cache format, the others the plain one, to be quick. One
-    that breaks S-22 declares bfloat16, in which weights are rounded, the others float32.
+    Mutants that break S-11 declare every cache format, the others only the plain format, so that
+    tests are fast. Mutants that are only wrong in 16 bits declare bfloat16, the others float32.
     """
     backend = MutantBackend(name=name, capabilities=_capabilities(name))
     fault = MUTANTS.get(name)
@@ -77,7 +75,10 @@ def _capabilities(name: str) -> Capabilities:
 
 
 def broken_engine(name: str) -> AbstractContextManager[None]:
-    """Return a context in which the simulated engine has the mutant's fault, if it has one."""
+    """Return a context in which the simulated engine has the fault of an engine mutant.
+
+    For other mutants the context has no effect.
+    """
     fault = MUTANTS.get(name)
     if fault is None or fault.kind is not Kind.ENGINE:
         return nullcontext()
@@ -86,9 +87,10 @@ def broken_engine(name: str) -> AbstractContextManager[None]:
 
 
 def changes(name: str) -> frozenset[str]:
-    """Return the ops that a mutant does otherwise than the right backend, "schedules" or "bounded".
+    """Return the operations in which a mutant may differ from the right backend.
 
-    The last one is what it does with steps that no rule allows.
+    The set is {"schedules"} for an engine mutant, and {"bounded"} for a mutant that only differs in
+    illegal steps.
     """
     fault = MUTANTS.get(name)
     if fault is not None and fault.kind is Kind.ENGINE:
@@ -107,5 +109,5 @@ def changes(name: str) -> frozenset[str]:
 def __getattr__(name: str) -> Callable[[], MutantBackend]:
     """Return the factory of a mutant."""
     if name not in {*MUTANTS, RIGHT_BACKEND, RIGHT_IN_EVERY_FORMAT}:
-        raise AttributeError(f"no mutant is called {name!r}")
+        raise AttributeError(f"no mutant has the name {name!r}")
     return lambda: mutant(name)

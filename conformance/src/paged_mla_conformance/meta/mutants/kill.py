@@ -1,4 +1,4 @@
-"""One mutant through the suite: which groups kill it, and by which rule."""
+"""Run the suite on one mutant and record which groups kill it, and by which rule."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ from paged_mla_reference.faults import IN_16_BITS
 from paged_mla_reference.tolerance.compare import Mismatch
 
 BACKENDS = "paged_mla_conformance.meta.mutants.backends"
-_NAMED = "rule"  # of a kill: an assertion that names a rule the mutant breaks
-_OTHER = "other"  # an assertion that names none of them
+_NAMED = "rule"  # a kill by an assertion that names a rule which the mutant breaks
+_OTHER = "other"  # a kill by an assertion that names only other rules
 _CRASH = "crash"
 
 
 class NothingAsked(RuntimeError):
-    """The suite was put to a mutant, and no test of it was run."""
+    """No test of the suite ran on a mutant."""
 
 
 @dataclass
 class Kills:
-    """What the suite did to one mutant.
+    """The tests that one mutant fails.
 
     Parameters
     ----------
     name : str
+        The name of the mutant, or of a right backend.
     groups : dict of str to dict of str to str
         For each group, the first test of each kind of kill: "rule", "other", "crash".
     tests : dict of str to float
-        Of a run of every test: keys of the tests that kill the mutant by a rule which it breaks,
-        with their milliseconds. Of a right backend: every test that it passed.
+        Keys of the tests that kill the mutant by a rule which it breaks, with their milliseconds.
+        For a right backend, every test that it passed.
     needs : dict of str to frozenset of str
-        Of a right backend: what a backend must declare for each of these tests.
+        For a right backend, the capabilities that each of these tests needs.
     seconds : float
-        Of the process, not of the clock.
+        Processor time of the run.
     """
 
     name: str
@@ -67,21 +68,21 @@ class Kills:
 
     @property
     def misjudged(self) -> bool:
-        """Whether it was noticed, and never by the right rule."""
+        """Whether a test failed, but no assertion of a rule that the mutant breaks."""
         return bool(self.groups) and not self.killed
 
 
 class Recorder:
-    """Pytest plugin that notes kills; what can show nothing new is not asked.
+    """Pytest plugin that records kills and skips tests that can show nothing new.
 
     Parameters
     ----------
     kills : Kills
-        Gets what is found.
+        The kills are added to it.
     rules : tuple of str
-        Those that the mutant breaks.
+        The rules that the mutant breaks.
     every : bool
-        Whether the other tests of a group run after one of them has killed the mutant.
+        Whether the other tests of a group run after one test has killed the mutant.
     """
 
     def __init__(self, kills: Kills, rules: tuple[str, ...], *, every: bool) -> None:
@@ -93,24 +94,24 @@ class Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Ask the small cases of a group first: most mutants fall to them."""
+        """Sort the small cases first, because most mutants are killed by them."""
         items.sort(key=_size)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip groups that have killed, and tests of nothing that the mutant does otherwise."""
+        """Skip groups that have killed the mutant, large cases, and unchanged operations."""
         self.tests += 1
         group = marker_of(item).kwargs["group"]
         if self._changes.isdisjoint(_asks(item)):
-            pytest.skip("the mutant does this as the right backend does")
+            pytest.skip("the mutant does not change these operations")
         if _is_large(item):
-            pytest.skip("of production's size: smaller cases ask the same")
+            pytest.skip("the case has production sizes; smaller cases test the same")
         if not self._every and _NAMED in self._kills.groups.get(group, {}):
-            pytest.skip("its group has killed the mutant")
+            pytest.skip("the group of this test has killed the mutant")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-        """Sort a failure by what it says."""
+        """Record a failure by its kind; for a right backend, record each test that passes."""
         if call.excinfo is None:
             if call.when == "call" and self._kills.name not in MUTANTS:
                 self._kills.tests[key_of(item)] = call.duration * 1e3
@@ -135,7 +136,7 @@ class Recorder:
 
 
 def _size(item: pytest.Item) -> int:
-    """Return how much a test asks, for comparison within its group."""
+    """Return a measure of the work of a test, for comparison within its group."""
     param = param_of(item)
     if param is None:
         return 0
@@ -150,14 +151,14 @@ def _is_large(item: pytest.Item) -> bool:
 
 
 def _asks(item: pytest.Item) -> set[str]:
-    """Return what a test asks; ranks of a schedule merge what they answer."""
+    """Return the operations that a test calls; schedules with several ranks also merge."""
     marks = marker_of(item).kwargs
     more = {"trace": ("merge", SCHEDULES), "bounded": (BOUNDED,)}
     return {*marks["ops"], *more.get(marks["group"], ())}
 
 
 def _rules_of(item: pytest.Item) -> tuple[str, ...]:
-    """Return the rules a test asks for; failures without a rule of their own name these."""
+    """Return the rules that a test checks; a failure that names no rule breaks these."""
     param = param_of(item)
     if isinstance(param, CaseParam):
         return param.case.rules
@@ -166,14 +167,20 @@ def _rules_of(item: pytest.Item) -> tuple[str, ...]:
 
 
 def kill(name: str, *chosen: str, every: bool = False) -> Kills:
-    """Put mutant `name` to the suite, or to the tests that pytest's `chosen` arguments leave.
+    """Run the suite on the mutant `name`.
 
-    With `every`, each test runs; without, a group ends with the first test that kills the mutant.
+    Parameters
+    ----------
+    name : str
+    chosen : str
+        Arguments for pytest that select tests.
+    every : bool
+        Whether each test runs. Otherwise a group ends with the first test that kills the mutant.
 
     Raises
     ------
     NothingAsked
-        No test was run.
+        No test ran.
     """
     kills = Kills(name)
     rules = MUTANTS[name].rules if name in MUTANTS else ()
@@ -182,7 +189,7 @@ def kill(name: str, *chosen: str, every: bool = False) -> Kills:
     with broken_engine(name), _silence():
         pytest.main(_arguments(name, chosen), plugins=[recorder])
     if not recorder.tests:
-        raise NothingAsked(f"the suite was not put to {name}: no test was run")
+        raise NothingAsked(f"no test of the suite ran on {name}")
     kills.seconds = round(time.process_time() - started, 2)
     return kills
 

@@ -1,4 +1,4 @@
-"""Mutants against groups: which group kills which mutant, as JSON and as Markdown."""
+"""The matrix of groups and the mutants that they kill, as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paged_mla_shared.folders import make_folders
 
 
 class Matrix:
-    """The kills of a run.
+    """The kills of a run of all mutants.
 
     Parameters
     ----------
     kills : sequence of Kills
-        Of mutants; the right backend is none.
+        The kills of each mutant.
     right : Kills
-        What the suite did to the right backend.
+        The failures of the right backend.
     """
 
     def __init__(self, kills: Sequence[Kills], right: Kills) -> None:
@@ -33,10 +33,10 @@ class Matrix:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong with the suite, one sentence each; empty when it has proved itself."""
+        """Defects of the suite, one sentence each; empty if it kills every mutant."""
         found = [f"{k.name} survives" for k in self.kills if not k.groups]
         found += [
-            f"{k.name} is noticed, but by no assertion of a rule it breaks: {k.groups}"
+            f"{k.name} fails tests, but no assertion of a rule that it breaks: {k.groups}"
             for k in self.kills
             if k.misjudged
         ]
@@ -67,7 +67,7 @@ class Matrix:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON document."""
+        """Return the matrix as a JSON document."""
         return {
             "schema": 2,
             "groups": list(SUITE_GROUPS),
@@ -87,17 +87,17 @@ class Matrix:
         }
 
     def write(self, path: Path) -> None:
-        """Write Markdown to `path`, and JSON beside it."""
+        """Write Markdown to `path`, and JSON next to it."""
         make_folders(path)
         path.write_text(self.markdown())
         path.with_suffix(".json").write_text(json.dumps(self.as_dict(), indent=1) + "\n")
 
     def summary_page(self) -> str:
-        """Return a short page: what mutants are, and how many of each fault are killed."""
+        """Return a short page that explains mutants and counts the killed ones of each class."""
         return "\n".join([_HEAD, _BUILT, *self._faults()])
 
     def markdown(self) -> str:
-        """Return the page."""
+        """Return the whole page."""
         return "\n".join([_HEAD, *self._faults(), *self._list(), *self._matrix(), *self._alone()])
 
     def _faults(self) -> list[str]:
@@ -127,7 +127,7 @@ class Matrix:
             f"| {group} | {', '.join(names) or '(none)'} |" for group, names in self.alone.items()
         ]
         return [
-            "## Mutants that one group alone kills",
+            "## Mutants that only one group kills",
             "",
             "| group | mutants |",
             "|---|---|",
@@ -165,21 +165,23 @@ def _cell(kinds: dict[str, str]) -> str:
 _HEAD = """\
 # Mutants
 
-A mutant is a backend that is wrong in a known way. `nox -s mutants` runs the suite against each of
-them, and fails when the suite does not notice one, when only a crash notices it, or when no failing
-assertion names a rule that the mutant breaks. All run at small dims in float32; those that break
-S-11 run in every cache format, and those that break S-22 in bfloat16, since float32 does not round
+A mutant is a backend with a known fault. `nox -s mutants` runs the suite on each mutant. It fails
+if the suite does not find a mutant, if only a crash shows it, or if no failing assertion names a
+rule that the mutant breaks. All mutants run at small dims in float32. Mutants that break S-11 run
+in every cache format. Mutants that break S-22 run in bfloat16, because float32 does not round
 weights.
 
-Each has one fault of the [catalogue](../../reference/src/paged_mla_reference/faults/__init__.py),
-of one of three kinds. A kernel mutant is the reference with one function exchanged. A runner mutant
-wraps the runner of the reference. An engine mutant is a right backend with the schedules of a wrong
-engine. To see one fail:
+Each mutant has one fault of the
+[catalogue](../../reference/src/paged_mla_reference/faults/__init__.py). There are three kinds. A
+kernel mutant is the reference with one changed function. A runner mutant wraps the runner of the
+reference. An engine mutant is a right backend that runs the schedules of a wrong engine. This
+command shows a mutant that fails:
 
     paged-mla conformance --backend paged_mla_conformance.meta.mutants.backends:lse-in-base-2
 
-The rules of a mutant are those that it breaks and those by which its fault shows. Tests of what it
-does as a right backend does are left out for it, and so are cases of production's size.
+The rules of a mutant are the rules that it breaks and the rules whose tests show its fault. Tests
+of operations that a mutant does not change do not run on it, and neither do cases of production
+sizes.
 """
 
 _BUILT = """\
@@ -188,13 +190,13 @@ _BUILT = """\
 """
 
 _KEY = [
-    "## Which group kills which mutant",
+    "## The groups that kill each mutant",
     "",
-    "Reports are named `project#number` (an issue or pull request), `project@commit` or",
-    "`project@file`;",
-    '"akin to" marks a report of something close to the mutant.',
+    "The name of a report is `project#number` (an issue or pull request), `project@commit` or",
+    "`project@file`.",
+    '"akin to" marks a report of a fault that is similar to the mutant.',
     "",
-    "`x`: an assertion that names a rule the mutant breaks; the group is then left out.",
+    "`x`: an assertion that names a rule which the mutant breaks; the group then ends.",
     "`o`: only assertions that name other rules. `c`: only crashes.",
     "",
 ]

@@ -1,4 +1,4 @@
-"""The table of the quick verdict, from every mutant put to every test."""
+"""Make the table of the quick verdict from a run of every test on every mutant."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from paged_mla_conformance.meta.mutants.kill import Kills
 from paged_mla_conformance.run.quick.table import Entry
 from paged_mla_reference.faults import Kind, of_kind
 
-_SLOWER = 1.5  # how much longer than a test one may take that replaces it
-_SHORT_MS = 100.0  # below this, what a test takes does not matter
+_SLOWER = 1.5  # a test may replace another test if it takes at most this factor longer
+_SHORT_MS = 100.0  # a test that takes less time may always replace another test
 
 
 def table_of(kills: Sequence[Kills], right: Kills) -> dict[str, Entry]:
-    """Return what each test finds, without the tests that another one replaces.
+    """Return the faults that each test finds, without tests that another test replaces.
 
-    One test replaces another if it finds every fault that the other finds, needs only capabilities
-    that the other needs too, and takes at most 1.5 times as long as the other or at most 100 ms.
-    Whatever a backend declares, the tests that stay find every fault that all tests would find.
-    The table leaves out mutants of the simulated engine, which are no faults of a backend.
+    A test replaces another test if it finds every fault that the other test finds, needs only
+    capabilities that the other test needs, and takes at most 1.5 times as long or at most 100 ms.
+    For every declaration of a backend, the remaining tests find every fault that all tests find.
+    Engine mutants are left out, because they are not faults of a backend.
 
     Parameters
     ----------
     kills : sequence of Kills
-        Of mutants that were put to every test.
+        The kills of all mutants in a run of every test.
     right : Kills
-        Of the right backend in every format: times and needs of every test.
+        The times and needs of every test, from the right backend in every format.
     """
     of_engine = of_kind(Kind.ENGINE)
     finds = {
@@ -53,6 +53,6 @@ def _replaces(right: Kills, left: dict[str, Entry], other: str, key: str) -> boo
 
 
 def _parts(needs: frozenset[str]) -> tuple[frozenset[str], int]:
-    """Return needs without the longest query among them, and its length."""
+    """Return the needs without those for a query length, and the largest of these lengths."""
     lengths = {need for need in needs if need.startswith("query_len ")}
     return needs - lengths, max((int(need.split()[1]) for need in lengths), default=0)

@@ -1,1 +1,1 @@
-"""How many mutants fixed tolerances let pass, whose answers the suite's budgets refuse."""
+"""Count the mutants that fixed tolerances accept and the suite's budgets refuse."""

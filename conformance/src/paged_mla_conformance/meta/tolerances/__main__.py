@@ -1,4 +1,4 @@
-"""Hold mutants to fixed tolerances: ``python -m paged_mla_conformance.meta.tolerances``."""
+"""Check mutants with fixed tolerances: ``python -m paged_mla_conformance.meta.tolerances``."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from paged_mla_shared.options import whole
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print what notices each mutant; return 0, or 1 where a check refuses the right backend."""
+    """Print the checks that find each mutant; return 1 if a check refuses the right backend."""
     parser = argparse.ArgumentParser(
         prog="paged_mla_conformance.meta.tolerances", description=__doc__
     )
-    parser.add_argument("names", nargs="*", metavar="MUTANT", help="these alone (default: all)")
+    parser.add_argument("names", nargs="*", metavar="MUTANT", help="mutants to run (default: all)")
     parser.add_argument("--workers", type=whole(1), default=os.cpu_count(), help="processes")
-    parser.add_argument("--page", type=Path, metavar="MARKDOWN", help="gets the section, its last")
+    parser.add_argument("--page", type=Path, metavar="MARKDOWN", help="replace its last section")
     options = parser.parse_args(arguments)
     if options.page and options.names:
         parser.error("--page needs every mutant")
     if options.page and not options.page.is_file():
-        parser.error(f"--page: got {options.page}; allowed: a file that is there")
+        parser.error(f"--page: got {options.page}; allowed: an existing file")
     if unknown := set(options.names) - set(MUTANTS):
-        parser.error(f"no mutants: {sorted(unknown)}")
+        parser.error(f"these mutants do not exist: {sorted(unknown)}")
     right, *verdicts = _verdicts([RIGHT_BACKEND, *(options.names or MUTANTS)], options.workers)
     if right.found:
         print(f"checks refuse the right backend: {right.found}")

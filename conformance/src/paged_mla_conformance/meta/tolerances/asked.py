@@ -1,6 +1,6 @@
-"""The cases that mutants are asked: every one whose tests attend to the cache, but for large ones.
+"""The cases that run on mutants: all cases whose tests attend to the cache, except large ones.
 
-The oracle's answers are the same for every mutant, and are made once in a process.
+The oracle's outputs are the same for every mutant; a process computes them once.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _DIMS = "small"
 
 @dataclass(frozen=True)
 class Asked:
-    """A case as a backend is asked it.
+    """A case with its right outputs.
 
     Parameters
     ----------
     trial : Trial
-        Of a right backend.
+        The trial of a right backend.
     expressed : bool
-        Whether a definition of FlashInfer-Bench can ask it.
+        Whether a definition of FlashInfer-Bench can express the case.
     steps : tuple of (Stage, Output)
-        What is asked, and the right answer.
+        The stages of the case, each with its right output.
     """
 
     trial: Trial
@@ -42,7 +42,7 @@ class Asked:
 
 @cache
 def asked(capabilities: Capabilities) -> tuple[Asked, ...]:
-    """Return what a backend of these capabilities is asked, the small cases first."""
+    """Return the cases for a backend with these capabilities; small cases come first."""
     right = MutantBackend(capabilities=capabilities)
     run = Run(right, "", _DIMS, load_profile(STRICT), tuple(sorted(capabilities.dtypes)))
     params = [param for group in ATTENDED for param in params_of_group(run, group)]

@@ -1,6 +1,6 @@
-"""What other projects hold an attention kernel's answer to, as one function each.
+"""The checks of other projects for the output of an attention kernel, one function each.
 
-Each takes an answer and the right one, and returns whether the check lets it pass.
+Each function takes an output and the right output, and returns whether the check accepts it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _LN2 = float(np.log(2.0))
 
 
 def passes_bench(actual: Output, right: Output) -> bool:
-    """Return whether FlashInfer-Bench lets an answer pass, with the values that it has by default.
+    """Return whether FlashInfer-Bench accepts an output with its default tolerances.
 
-    An element is wrong if its absolute and its relative error are both past 1e-2. No element may
-    be wrong, none infinite and none NaN. The lse has base 2. Source: ``compute_error_stats`` in
+    An element is wrong if its absolute and its relative error are both above 1e-2. No element may
+    be wrong, infinite or NaN. The lse is converted to base 2. Source: ``compute_error_stats`` in
     ``flashinfer_bench/bench/utils.py``, ``check_correctness`` in
     ``flashinfer_bench/bench/evaluators/default.py`` and ``ResolvedEvalConfig`` in
     ``flashinfer_bench/bench/config.py``, flashinfer-ai/flashinfer-bench at 40e6ca78.
@@ -32,14 +32,14 @@ def passes_bench(actual: Output, right: Output) -> bool:
 
 
 def judges_bench(right: Output) -> bool:
-    """Return whether FlashInfer-Bench lets the right answer pass, which has no infinite lse."""
+    """Return whether FlashInfer-Bench accepts the right output: it must have no infinite lse."""
     return bool(np.isfinite(right.lse).all())
 
 
 def passes_kit(actual: Output, right: Output) -> bool:
-    """Return whether the tolerance of SGLang's attention kit lets out and lse pass.
+    """Return whether the tolerance of SGLang's attention kit accepts `out` and `lse`.
 
-    No error may be past 3e-2 + 3e-2 * the right value, as ``torch.testing.assert_close`` has it.
+    No error may exceed 3e-2 + 3e-2 * the right value, as in ``torch.testing.assert_close``.
     Source: ``MLA_ATOL`` and ``MLA_RTOL`` in
     ``python/sglang/test/kits/attention_unittest/attention_methods/mla_attention.py``,
     sgl-project/sglang at 0049d63a. The kit itself compares the output of a layer, and no lse.
@@ -48,7 +48,7 @@ def passes_kit(actual: Output, right: Output) -> bool:
 
 
 def passes_kit_out(actual: Output, right: Output) -> bool:
-    """Return what :func:`passes_kit` does of an answer whose lse nobody looks at."""
+    """Return the same as :func:`passes_kit` without a check of the lse."""
     return _same_form(actual, right) and _kit_close(actual.out, right.out)
 
 

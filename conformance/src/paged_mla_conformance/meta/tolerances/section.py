@@ -1,4 +1,4 @@
-"""The section of the mutants' page that says what fixed tolerances let pass."""
+"""The section about fixed tolerances on the page about mutants."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _LET_PASS = (Check.BENCH, Check.BENCH_EXPRESSED, Check.KIT, Check.KIT_OUT)
 
 
 def section(verdicts: Sequence[Verdict], cases: int, expressed: int) -> str:
-    """Return the section.
+    """Return the section as Markdown.
 
     Parameters
     ----------
     verdicts : sequence of Verdict
-        Of every mutant.
+        The verdict of every mutant.
     cases, expressed : int
-        How many cases a mutant in float32 is asked, and how many of them a definition of
-        FlashInfer-Bench can ask.
+        How many cases run on a mutant in float32, and how many of them a definition of
+        FlashInfer-Bench can express.
     """
     groups: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
@@ -33,13 +33,13 @@ def section(verdicts: Sequence[Verdict], cases: int, expressed: int) -> str:
 
 
 def renew(page: Path, text: str) -> None:
-    """Write the section as a page's last one, in place of the one that it has."""
+    """Write the section at the end of a page, in place of an older section."""
     before = page.read_text().partition(TITLE)[0].rstrip("\n")
     page.write_text(f"{before}\n\n{text}")
 
 
 def _counts(verdicts: Sequence[Verdict]) -> list[int]:
-    """Return the numbers of a line: mutants, those that show, found ones, and those let pass."""
+    """Return the numbers of a line: mutants, different, found, and accepted by each check."""
     showing = [verdict.found for verdict in verdicts if Check.BITS in verdict.found]
     found = sum(Check.BUDGETS in found for found in showing)
     passed = [sum(check not in found for found in showing) for check in _LET_PASS]
@@ -51,8 +51,8 @@ def _line(name: str, cells: list[str]) -> str:
 
 
 _HEAD = (
-    "| fault | mutants | answer otherwise | budgets find | FlashInfer-Bench lets pass "
-    "| in cases that it can ask | SGLang lets pass | without the lse |"
+    "| fault | mutants | different output | budgets find | FlashInfer-Bench lets pass "
+    "| in cases that it can express | SGLang lets pass | without the lse |"
 )
 _BENCH = (
     "https://github.com/flashinfer-ai/flashinfer-bench/blob/40e6ca7844b514eb4b1c7edba6d6a7377df57870"
@@ -63,28 +63,29 @@ _KIT = (
     "/python/sglang/test/kits/attention_unittest/attention_methods/mla_attention.py"
 )
 _TEXT = """\
-Every mutant is asked for attention alone, over a cache that the reference filled, step after step
-of a case on one runner. Its `out` and `lse` are compared with the right ones three times: by the
-suite's budgets, and by the tolerances of two other projects.
+Every mutant runs only attention, over a cache that the reference filled. All steps of a case run on
+one runner. `out` and `lse` of the mutant are compared with the right ones three times: with the
+suite's budgets, and with the tolerances of two other projects.
 
-- FlashInfer-Bench: an element is wrong if its absolute and its relative error are both past 1e-2,
-  and no element may be wrong ([source]({bench})). An infinite number is always wrong, so that cases
-  in which a right lse is -inf are not asked.
-- SGLang's attention kit: no error is past 3e-2 + 3e-2 times the right value ([source]({kit})). The
-  kit compares the output of a layer and no lse; the last column leaves the lse out.
+- FlashInfer-Bench: an element is wrong if its absolute and its relative error are both above 1e-2,
+  and no element may be wrong ([source]({bench})). An infinite number is always wrong. Cases in
+  which a right lse is -inf therefore do not run.
+- SGLang's attention kit: no error may exceed 3e-2 + 3e-2 times the right value ([source]({kit})).
+  The kit compares the output of a layer and no lse; the last column does not compare the lse.
 
-The {cases} cases are those of the suite that attend to the cache, but for those of production's
-size, in the dims and element types named above. Definitions of FlashInfer-Bench can ask {expressed}
-of them ([which](flashinfer-bench.md)); what these cannot show, such as a fault of trees or of
-rotations, is let pass in that column. So the columns say what a tolerance lets pass of the suite's
-own cases. They do not say what the projects' own inputs find, and nothing here was measured
-in bfloat16 but the mutants that break S-22, and nothing at the dims of a model.
+The {cases} cases are all cases of the suite that attend to the cache, except those of production
+sizes, in the dims and element types named above. Definitions of FlashInfer-Bench can express
+{expressed} of them ([list](flashinfer-bench.md)). That column counts a fault that these cases
+cannot show, for example a fault of trees or of rotations, as one that passes. The columns therefore
+show which faults a tolerance lets pass on the suite's cases. They do not show what the inputs of
+the other projects find. Only mutants that break S-22 were measured in bfloat16, and no mutant at
+the dims of a model.
 
-A mutant answers otherwise if any bit of an answer differs, or if it raises. What the others do
-wrong is in what they write, plan, merge or accept, which none of these comparisons asks and the
-suite does. An answer that is otherwise and within the budgets is wrong by its bits alone
-(S-17, S-20), for which the suite has tests of their own. To write this section anew, in half an
-hour of two cores:
+A mutant has a different output if any bit of an output differs or if it raises an error. The other
+mutants write, plan, merge or accept something wrong, which these comparisons do not test and the
+suite does. An output that is different and within the budgets breaks only the rules about bits
+(S-17, S-20), for which the suite has separate tests. This command writes the section again; it
+takes half an hour on two cores:
 
     python -m paged_mla_conformance.meta.tolerances --page conformance/docs/mutants.md
 """

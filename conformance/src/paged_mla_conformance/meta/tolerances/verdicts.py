@@ -1,4 +1,4 @@
-"""One mutant, and what each check says of its answers."""
+"""Run one mutant and record which checks find it."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ from paged_mla_shared.problem import Output
 
 
 class Check(StrEnum):
-    """What answers are held to, and over which cases."""
+    """The checks of outputs."""
 
     BITS = "bits"
-    """Every bit, which tells whether there is anything to find."""
+    """Every bit must be equal. This check shows whether there is a difference to find."""
     BUDGETS = "budgets"
-    """The suite's."""
+    """The budgets of the suite."""
     BENCH = "bench"
-    """FlashInfer-Bench's tolerance."""
+    """The tolerance of FlashInfer-Bench."""
     BENCH_EXPRESSED = "bench, expressed"
-    """The same, over cases that a definition of FlashInfer-Bench can ask."""
+    """The same tolerance, only in cases that a definition of FlashInfer-Bench can express."""
     KIT = "kit"
-    """The tolerance of SGLang's kit."""
+    """The tolerance of SGLang's attention kit."""
     KIT_OUT = "kit, out"
-    """The same, where nobody looks at the lse."""
+    """The same tolerance without a check of the lse."""
 
 
 @dataclass
 class Verdict:
-    """What checks say of a mutant.
+    """The checks that find a mutant.
 
     Parameters
     ----------
     name : str
+        The name of the mutant.
     found : dict of Check to str
-        For each check that notices the mutant, the first case by which it does.
+        For each check that refuses an output, the first case in which it does.
     """
 
     name: str
@@ -55,10 +56,10 @@ class Verdict:
 
 
 def verdict(name: str) -> Verdict:
-    """Ask a mutant for attention over a filled cache, in every case, until each check has noticed.
+    """Run attention of a mutant over a filled cache, in every case, until each check refused it.
 
-    Steps of a case are asked of one runner, one after the other. An exception is noticed by each
-    check that asks the case.
+    All steps of a case run on one runner. An exception counts as refused by each check that applies
+    to the case.
     """
     result = Verdict(name)
     if name in MUTANTS and "attend" not in changes(name):
@@ -75,11 +76,11 @@ def verdict(name: str) -> Verdict:
 
 
 def _noticing(checks: set[Check], trial: Trial, case: Asked) -> set[Check]:
-    """Return which checks notice what a backend answers to a case."""
+    """Return the checks that refuse an output of a backend in a case."""
     noticing: set[Check] = set()
     try:
         answers = _answers(trial, case)
-    except Exception:  # whatever a wrong backend raises
+    except Exception:  # a wrong backend may raise anything
         return checks
     for (stage, right), actual in zip(case.steps, answers, strict=True):
         left = checks - noticing
@@ -88,7 +89,7 @@ def _noticing(checks: set[Check], trial: Trial, case: Asked) -> set[Check]:
 
 
 def _answers(trial: Trial, case: Asked) -> list[Output]:
-    """Return what a backend answers to the steps of a case, on one runner."""
+    """Return the outputs of a backend for the steps of a case on one runner."""
     runner, found = trial.prepare(), []
     for stage, _ in case.steps:
         runner.load_cache(stage.after)
@@ -98,7 +99,7 @@ def _answers(trial: Trial, case: Asked) -> list[Output]:
 
 
 def _asks(check: Check, case: Asked) -> bool:
-    """Return whether a check is of a case: FlashInfer-Bench's refuses every infinite lse."""
+    """Return whether a check applies to a case; FlashInfer-Bench refuses every infinite lse."""
     if check not in {Check.BENCH, Check.BENCH_EXPRESSED}:
         return True
     wanted = check is Check.BENCH or case.expressed
@@ -107,7 +108,7 @@ def _asks(check: Check, case: Asked) -> bool:
 
 def _passes(check: Check, trial: Trial, stage: Stage, actual: Output, right: Output) -> bool:
     if check is Check.BITS:
-        return _holds(lambda: check_bitwise("S-5", actual, right, "the right answer"))
+        return _holds(lambda: check_bitwise("S-5", actual, right, "the right output"))
     if check is Check.BUDGETS:
         same = _passes(Check.BITS, trial, stage, actual, right)
         return same or _holds(lambda: trial.hold(stage, actual))

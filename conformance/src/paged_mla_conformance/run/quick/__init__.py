@@ -1,6 +1,6 @@
-"""The quick verdict: few tests, chosen so that they find most known faults.
+"""The quick verdict: at most 80 tests that together find most known faults.
 
-``table.json`` says which known faults each of its tests finds, and how long the reference takes for
-it. Both are measured with every mutant in float32, or in bfloat16 if it shows in 16 bits alone.
-Each run chooses from the tests that the backend under test declares.
+``table.json`` lists which known faults each test finds, and how long the reference takes for the
+test. Both are measured in float32 with every mutant, or in bfloat16 for a mutant that is only wrong
+in 16 bits. Each run chooses from the tests that the declaration of the backend covers.
 """

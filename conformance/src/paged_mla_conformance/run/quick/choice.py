@@ -1,4 +1,4 @@
-"""The tests of a quick verdict, chosen from those that a backend declares."""
+"""Choose the tests of a quick verdict from those that a backend supports."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from paged_mla_conformance.run.quick.table import Entry
 
 MOST_TESTS = 80
-MOST_MS = 30_000.0  # of the reference, on one core
-OVERHEAD_MS = 20.0  # that pytest and the comparison take in each test
-_WORTH_MS = 300.0  # of tests far below this, the one that finds most comes first
+MOST_MS = 30_000.0  # limit on the time that the reference takes for all tests, on one core
+OVERHEAD_MS = 20.0  # time that pytest and the comparison take in each test
+_WORTH_MS = 300.0  # among tests that take much less than this, only the number of faults counts
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a quick verdict asks.
+    """The tests of a quick verdict.
 
     Parameters
     ----------
     keys : tuple of str
-        Keys of its tests.
+        Keys of the chosen tests.
     found : int
-        How many known faults these tests find.
+        How many known faults the chosen tests find.
     findable : int
-        How many known faults the tests that the backend declares would find.
+        How many known faults all tests that the backend supports find.
     """
 
     keys: tuple[str, ...]
@@ -34,14 +34,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a quick run may say of itself, once its tests were asked.
+    """The data from which a quick run reports how many known faults its tests can find.
 
     Parameters
     ----------
     findable : int
-        As of a :class:`Choice`.
+        How many known faults all tests that the backend supports find.
     finds : dict of str to list of str
-        Of each chosen test, by its id, the known faults that it finds.
+        The known faults that each chosen test finds, by the id of the test.
     """
 
     findable: int
@@ -49,13 +49,14 @@ class Claim:
 
 
 def choose(table: dict[str, Entry], declared: Iterable[str]) -> Choice:
-    """Choose tests: always the one that finds most further faults for its time.
+    """Return a greedy choice of tests: the next test finds the most further faults for its time.
 
     Parameters
     ----------
     table : dict of str to Entry
+        The known faults and the time of each test, by its key.
     declared : iterable of str
-        Keys of the tests that the backend would be asked.
+        Keys of the tests that the backend supports.
     """
     left = {key: table[key] for key in declared if key in table}
     findable = frozenset[str]().union(*(entry.finds for entry in left.values()))

@@ -1,4 +1,4 @@
-"""The choice of a quick verdict among the tests that pytest has collected."""
+"""Choose the tests of a quick verdict from those that pytest has collected."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def cost_of(item: pytest.Item) -> float:
 
 
 def quick_choice(items: Sequence[pytest.Item]) -> tuple[Claim, list[pytest.Item]]:
-    """Return a choice of tests, each in one of the element types of the run in turn.
+    """Return the chosen tests, and the data from which the run reports what they can find.
 
-    A test that finds faults of 16 bits runs in a type of 16 bits. A run without such a type looks
-    for none of them.
+    The tests use the element types of the run in rotation. A test that finds faults of 16 bits uses
+    a type of 16 bits. A run without 16-bit types does not count the faults of 16 bits.
     """
     table = load_table()
     declared: defaultdict[str, list[pytest.Item]] = defaultdict(list)

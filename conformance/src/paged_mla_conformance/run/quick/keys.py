@@ -1,4 +1,4 @@
-"""The name of a test that stays the same in every element type."""
+"""The key of a test: its name without the element type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def key_of(item: pytest.Item) -> str:
 
 
 def key_of_param(function: str, param: CaseParam | TraceParam) -> str:
-    """Return the key of a test function that has this parameter alone."""
+    """Return the key of a test function with this parameter."""
     return f"{function}[{_untyped(param)}]"
 
 

@@ -1,4 +1,4 @@
-"""What a backend must declare for a test."""
+"""The capabilities that a backend must declare to support a test."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NOTHING = Capabilities()
 
 
 def needs_of(item: pytest.Item) -> frozenset[str]:
-    """Return every capability that a test needs, one phrase each.
+    """Return a phrase for every capability that a test needs, such as "merge not declared".
 
-    A head count or block size that a case is not about is no need: the suite takes the nearest one
-    that is declared.
+    A head count or block size that the case does not fix is not a need, because the suite replaces
+    it by the nearest declared one.
     """
     run, marks = item.config.stash[RUN], marker_of(item).kwargs
     needs = [f"{word} not declared" for word in (*marks["ops"], *marks.get("features", ()))]

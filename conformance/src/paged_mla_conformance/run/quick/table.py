@@ -1,4 +1,4 @@
-"""Which known faults each test finds, and what it costs."""
+"""The table of the known faults that each test finds, and of the time that each test takes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ FILE = Path(__file__).with_name("table.json")
 
 @dataclass(frozen=True)
 class Entry:
-    """One test.
+    """The entry of one test.
 
     Parameters
     ----------
     ms : float
-        What the reference took for it.
+        Milliseconds that the reference took for the test.
     finds : frozenset of str
-        Names of the mutants that fail it by a rule which they break.
+        Names of the mutants that fail the test because of a rule that they break.
     """
 
     ms: float
@@ -28,7 +28,7 @@ class Entry:
 
 @cache
 def load_table() -> dict[str, Entry]:
-    """Return every test of the table by its key."""
+    """Return the entry of every test in the table by the key of the test."""
     document = json.loads(FILE.read_text())
     mutants = document["mutants"]
     return {
@@ -38,9 +38,10 @@ def load_table() -> dict[str, Entry]:
 
 
 def to_json(table: dict[str, Entry]) -> str:
-    """Return a table as text: names of the mutants, and a line for each test.
+    """Return a table as JSON: the names of the mutants, and a line for each test.
 
-    What a test finds is a number in hexadecimal; bit ``i`` stands for the mutant ``i``.
+    The faults that a test finds are a hexadecimal number. Bit ``i`` is set if the test finds mutant
+    ``i``.
     """
     mutants = sorted(frozenset[str]().union(*(entry.finds for entry in table.values())))
     number = {name: i for i, name in enumerate(mutants)}

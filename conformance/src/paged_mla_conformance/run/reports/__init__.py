@@ -1,1 +1,1 @@
-"""What a run found: results, the report in JSON, HTML and JUnit XML, and the summary."""
+"""The results of a run: the report in JSON, HTML and JUnit XML, and the summary on the screen."""

@@ -1,4 +1,4 @@
-"""The causes of a run's failures: tests that fail alike, and what they have in common."""
+"""The causes of failures: groups of tests with the same symptom, and what they have in common."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ from paged_mla_conformance.run.reports.symptom import (
 )
 
 DUMP = "failed.safetensors"
-"""Where the replay of a cause writes its dump."""
+"""The file to which the replay command of a cause writes its dump."""
 
 _MOST_NAMED = 3  # groups
 _COMPUTED_RULES = {"out": "S-5", "lse": "S-7"}
-_OF_EVERY_ANSWER = {"S-5", "S-7", "S-9"}  # whatever rules a test is there for
+_OF_EVERY_ANSWER = {"S-5", "S-7", "S-9"}  # every test that compares an output checks these rules
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Tests that fail alike.
+    """Tests that fail with the same symptom.
 
     Parameters
     ----------
     symptom : Symptom
     tests : tuple of str
-        Their names, sorted.
+        The ids of the tests, sorted.
     common : str
-        What tells them from the tests that passed, in words.
+        A phrase about the property that separates these tests from those that passed.
     smallest : Result
-        The one of least work.
+        The failing test with the least work.
     origin : str
-        Where a NaN comes from; "" for other symptoms, and where that is not known.
+        A phrase about the origin of a NaN or of a wild address; "" for other symptoms and if the
+        origin is not known.
     fault : str
-        What the smallest one's answers are those of, in a sentence; empty where nothing fits.
+        A sentence about the known fault that gives the output of the smallest test; "" if none.
     """
 
     symptom: Symptom
@@ -55,7 +56,7 @@ class Cause:
 
     @property
     def sentence(self) -> str:
-        """Say what is wrong, where, and where not."""
+        """A sentence with the symptom, the number of tests, and what they have in common."""
         count = len(self.tests)
         parts = [f"{self.symptom} in {count} test{'' if count == 1 else 's'}"]
         return "; ".join(part for part in (*parts, self.common, self.origin) if part) + "."
@@ -67,18 +68,18 @@ class Cause:
 
     @property
     def replay(self) -> str:
-        """The command that asks the smallest test alone, and writes a dump where there is one."""
+        """The command that runs only the smallest test, and writes a dump if there is a step."""
         dump = f" --dump {DUMP}" if self.has_dump else ""
         return f"{self.smallest.replay}{dump}"
 
     @property
     def has_dump(self) -> bool:
-        """Whether an answer is wrong, so that there is a step to explain."""
+        """Whether an output is wrong, so that a dump contains a step to explain."""
         is_an_answer = bool(self.symptom.rule) and self.symptom.kind != WILD_ADDRESS
         return is_an_answer and self.smallest.outcome == "failed"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a report says of it."""
+        """Return the entry of the cause in the JSON report."""
         return {
             **vars(self.symptom),
             "count": len(self.tests),
@@ -94,13 +95,14 @@ class Cause:
 def causes_of(
     results: Sequence[Result], nan_origins: Mapping[str, NanOrigin] | None = None
 ) -> list[Cause]:
-    """Pool the failures of a run, the cause of most tests first.
+    """Return the causes of the failures in `results`; the cause of the most tests is first.
 
     Parameters
     ----------
     results : sequence of Result
+        All results of a run.
     nan_origins : mapping of str to NanOrigin, optional
-        Where the NaN of some tests comes from, by the name of the test.
+        The origins of NaN and of wild addresses, by the id of the test.
     """
     origins = nan_origins or {}
     passed = [result for result in results if result.outcome == "passed"]
@@ -113,9 +115,10 @@ def causes_of(
 
 
 def telling_tests(results: Sequence[Result]) -> list[str]:
-    """Return a test of each cause that is a NaN which may be read or computed, largest first.
+    """Return the id of a test for each cause that is a NaN or a wild address; largest cause first.
 
-    Asked again with finite numbers in memory that nobody may read, it tells which.
+    If the test runs again with other numbers in the memory that a backend must not read, its result
+    shows the origin of the symptom.
     """
     nan = [f for symptom, f in _alike(results).items() if symptom.kind in {NAN, WILD_ADDRESS}]
     found = [_telling(failed) for failed in sorted(nan, key=len, reverse=True)]
@@ -123,10 +126,10 @@ def telling_tests(results: Sequence[Result]) -> list[str]:
 
 
 def _telling(failed: Sequence[Result]) -> Result | None:
-    """Return the smallest test that has no NaN left when unread memory holds finite numbers.
+    """Return the smallest test without NaN in its memory when unread memory holds finite numbers.
 
-    What lies between the elements of strided inputs, and in parts without a key that are merged,
-    stays NaN then.
+    Gaps between the elements of strided inputs stay NaN in every profile, as do partial results
+    without a key that are merged; tests with them are not returned.
     """
     told = [
         result
@@ -137,7 +140,7 @@ def _telling(failed: Sequence[Result]) -> Result | None:
 
 
 def _alike(results: Sequence[Result]) -> dict[Symptom, list[Result]]:
-    """Return the tests that failed, by what is wrong in them."""
+    """Return the tests that failed, grouped by their symptom."""
     alike: defaultdict[Symptom, list[Result]] = defaultdict(list)
     for result in results:
         if result.fails:
@@ -150,7 +153,10 @@ def _smallest(failed: Sequence[Result]) -> Result:
 
 
 def _attributed(symptom: Symptom, origin: NanOrigin | None) -> tuple[Symptom, str]:
-    """Return a symptom with the rule that the origin of its NaN breaks, and a phrase for it."""
+    """Return a symptom with the rule that its origin breaks, and the phrase of the origin.
+
+    Without an origin, the symptom is unchanged and the phrase is "".
+    """
     if origin is None:
         return symptom, ""
     if origin.is_read:
@@ -172,9 +178,9 @@ def _comparable(
 ) -> list[Result]:
     """Return the passing tests that could have shown a symptom.
 
-    They asked for the operations that all failing ones asked for, and compared the same thing,
-    where that is known: what is compared exactly has other names where it is right. Of a rule that
-    few tests ask, they asked it.
+    They call the operations that all failing tests call. They also compared the same quantity, if
+    any passing test did: exact comparisons that pass have other names. For a rule that only some
+    tests check, only passing tests of this rule are returned, if there are any.
     """
     shared = set.intersection(*(set(r.traits.get("operations", ())) for r in failed))
     asked = [r for r in passed if shared <= set(r.traits.get("operations", ()))]
@@ -186,34 +192,34 @@ def _comparable(
 
 
 def _common(failed: Sequence[Result], passed: Sequence[Result]) -> str:
-    """Say what tells failing cases from passing ones."""
+    """Return a phrase about what separates failing cases from passing ones; "" if unknown."""
     failing = [result.traits for result in failed if "work" in result.traits]
     passing = [result.traits for result in passed if "work" in result.traits]
     if not failing:
         groups = sorted({result.group for result in failed})
-        return f"all of them are in {_listed(groups)}" if len(failed) > 1 else ""
-    every = "every case that compares the same fails"
+        return f"all of these tests are in {_listed(groups)}" if len(failed) > 1 else ""
+    every = "every comparable case fails"
     if all(traits["longest"] for traits in failing):
         passing = [traits for traits in passing if traits["longest"]]
         every = "every case in which a query sees a key fails"
     if not passing:
         return every if len(failing) > 1 else ""
-    ones = "the one that passed" if len(passing) == 1 else f"the {len(passing)} that passed"
+    ones = "the only passing case" if len(passing) == 1 else f"the {len(passing)} passing cases"
     found = separate(failing, passing)
     if found is None:
         if len(failing) < FEWEST:
-            many = f"{len(passing)} cases that compare the same passed"
-            return "1 case that compares the same passed" if len(passing) == 1 else many
-        return f"no property that the suite knows of a case tells them from {ones}"
+            many = f"{len(passing)} comparable cases passed"
+            return "1 comparable case passed" if len(passing) == 1 else many
+        return f"no property of a case that the suite knows separates them from {ones}"
     count = len(failing)
     subject = f"{found.failing} of {count} failing cases have"
     if found.failing == count:
         all_have = f"all {count} failing cases have"
         subject = "every failing case has" if count == len(failed) else all_have
     none = "none" if not found.passing else str(found.passing)
-    others = f"and {none} of {ones}"
+    others = f"and {none} of {ones} {'do' if found.passing > 1 else 'does'}"
     if len(passing) == 1:
-        others = "and the one that passed has not"
+        others = "and the only passing case does not"
     return f"{subject} {found.phrase}, {others}"
 
 

@@ -1,4 +1,4 @@
-"""The report as one self-contained page."""
+"""Render a report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from paged_mla_conformance.run.reports.result import FAILING
+from paged_mla_conformance.run.reports.result import (
+    FAILED,
+    FAILED_AS_EXPECTED,
+    FAILING,
+    NOT_SUPPORTED,
+    SKIPPED,
+    shown_outcome,
+)
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
@@ -22,35 +29,43 @@ def write(report: dict[str, Any], path: Path) -> None:
 
 
 def render(report: dict[str, Any]) -> str:
-    """Return the page."""
+    """Return the page of a JSON report."""
     left_out = Counter(
-        f"{result['outcome']}: {result.get('reason', '')}"
+        f"{_word(result)}: {result.get('reason', '')}"
         for result in report["results"]
         if result["outcome"] in {"skipped", "expected-failure"}
     )
     page = _TEMPLATES.get_template("report.html")
     ran, groups = _what_ran(report), groups_of(report)
-    return page.render(report, ran=ran, groups=groups, left_out=left_out, failing=FAILING) + "\n"
+    names = {"ran": ran, "groups": groups, "left_out": left_out, "failing": FAILING}
+    return page.render(report, **names, word=_word) + "\n"
+
+
+def _word(result: dict[str, Any]) -> str:
+    return shown_outcome(result["outcome"], result.get("reason", ""))
 
 
 @dataclass(frozen=True)
 class Group:
-    """A line of the page's table of groups.
+    """A line in the page's table of groups.
 
     Parameters
     ----------
     name : str
-    passed, failed, skipped : int
-        Tests.
+    passed, failed, skipped, not_supported : int
+        How many tests of the group have this result.
     worst : str
-        The worst error as a share of its budget, of the tests that passed; in words if none did.
+        The largest error divided by its budget among the tests that passed, and the number of
+        failed tests; "nothing compared" if there is neither.
     ms : float
+        How long the tests of the group took, in milliseconds.
     """
 
     name: str
     passed: int
     failed: int
     skipped: int
+    not_supported: int
     worst: str
     ms: float
 
@@ -73,7 +88,8 @@ def _group(name: str, results: list[dict[str, Any]]) -> Group:
         name,
         passed=len(passed),
         failed=failed,
-        skipped=sum(result["outcome"] == "skipped" for result in results),
+        skipped=sum(_word(result) == SKIPPED for result in results),
+        not_supported=sum(_word(result) == NOT_SUPPORTED for result in results),
         worst=", ".join(words) or "nothing compared",
         ms=sum(result["ms"] for result in results),
     )
@@ -89,6 +105,19 @@ def _what_ran(report: dict[str, Any]) -> dict[str, str]:
         "suite": f"{report['suite']['version']} at {report['commit']}",
         "date": f"{report['date']}, {report['seconds']:.0f} s",
         "time limit of a test": f"{report['time_limit']:g} s" if report["time_limit"] else "none",
-        "tests": ", ".join(f"{n} {what}" for what, n in report["totals"].items() if n),
+        "tests": _counts(report),
         **report["environment"],
     }
+
+
+def _counts(report: dict[str, Any]) -> str:
+    totals, words = report["totals"], Counter(map(_word, report["results"]))
+    counts = {
+        **{word: words[word] for word in ("passed", FAILED, FAILED_AS_EXPECTED)},
+        **{word: words[word] for word in (NOT_SUPPORTED, SKIPPED)},
+        "skipped by selection": totals["deselected"],
+        "without a result": totals["unanswered"],
+        "ended their process": totals["died"],
+        "exceeded the time limit": totals["timed-out"],
+    }
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)

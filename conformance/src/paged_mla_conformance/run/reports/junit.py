@@ -1,4 +1,4 @@
-"""The report as JUnit XML, for CI systems."""
+"""Render a report as JUnit XML, for CI systems."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from paged_mla_conformance.run.reports.result import FAILING
+from paged_mla_conformance.run.reports.result import FAILING, shown_outcome
 
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -18,7 +18,12 @@ def write(report: dict[str, Any], path: Path) -> None:
 
 
 def render(report: dict[str, Any]) -> str:
-    """Return the document: a case for each test, and one for what kept the run from finishing."""
+    """Return the XML document of a JSON report.
+
+    It has a test case for each test, and one named "verdict" if there are reasons against the
+    backend. In JUnit XML a test that is not supported is also a skipped one; its message starts
+    with "not supported".
+    """
     totals = report["totals"]
     unfinished = bool(report["reasons_against"])
     suite = ET.Element(
@@ -32,15 +37,12 @@ def render(report: dict[str, Any]) -> str:
     )
     for result in report["results"]:
         case = _case(suite, result["group"], result["test"], result["ms"] / 1e3)
+        reason = result.get("reason", "")
+        word = shown_outcome(result["outcome"], reason)
         if result["outcome"] in FAILING:
-            _say(
-                case,
-                "failure",
-                result["outcome"],
-                f"{result.get('message', '')}\n{result['replay']}",
-            )
+            _say(case, "failure", word, f"{result.get('message', '')}\n{result['replay']}")
         elif result["outcome"] != "passed":
-            _say(case, "skipped", f"{result['outcome']}: {result.get('reason', '')}", "")
+            _say(case, "skipped", f"{word}: {reason}", "")
     if unfinished:
         case = _case(suite, "run", "verdict", 0.0)
         _say(case, "failure", report["verdict"], "\n".join(report["reasons_against"]))

@@ -1,4 +1,4 @@
-"""Where the NaN of an output, or a wild address, can come from."""
+"""The origins of a NaN in an output and of a wild address."""
 
 from __future__ import annotations
 
@@ -6,32 +6,39 @@ from enum import Enum
 
 
 class NanOrigin(Enum):
-    """Where a NaN or a wild address comes from; the value is a phrase for reports."""
+    """The origin of a NaN or of a wild address; the value is a phrase for reports."""
 
-    UNREAD = "memory that the step does not own was read, as finite numbers there remove the error"
-    SHARED_MEMORY = (
-        "the kernel read shared memory that it had not written, as zeros there remove the error"
-    )
-    BUFFERS = (
-        "the call did not write every element of a buffer, as a buffer of zeros removes the error"
-    )
-    GUARD_ZONES = "the kernel read memory outside its tensors, as zeros there remove the error"
-    LATE_INPUTS = (
-        "the kernel read an input before the current stream had written it, as zeros there remove "
+    UNREAD = (
+        "memory that the step does not own was read, because finite numbers in that memory remove "
         "the error"
     )
+    SHARED_MEMORY = (
+        "the kernel read shared memory that it had not written, because zeros in shared memory "
+        "remove the error"
+    )
+    BUFFERS = (
+        "the call did not write every element of a buffer, because a buffer of zeros removes the "
+        "error"
+    )
+    GUARD_ZONES = (
+        "the kernel read memory outside its tensors, because zeros in that memory remove the error"
+    )
+    LATE_INPUTS = (
+        "the kernel read an input before the current stream had written it, because zeros in the "
+        "input remove the error"
+    )
     COMPUTED = (
-        "the kernel computed the NaN, as it stays where the memory that the kernel must not read "
-        "holds finite numbers"
+        "the kernel computed the NaN, because it stays when the memory that the kernel must not "
+        "read holds finite numbers"
     )
     NOT_UNREAD = (
-        "the NaN was computed, or was left in a buffer that the call should write, as it stays "
-        "where unread memory holds finite numbers"
+        "the NaN was computed, or was left in a buffer that the call should write, because it "
+        "stays when unread memory holds finite numbers"
     )
 
     @property
     def phrase(self) -> str:
-        """The origin in words."""
+        """The phrase about the origin for reports."""
         return self.value
 
     @property

@@ -1,4 +1,4 @@
-"""Properties of a situation that may tell failing tests from passing ones, in plain words."""
+"""Properties of cases that may separate failing tests from passing ones, with their phrases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLAGS = {
     "strided_inputs": "inputs that are strided views",
     "strided_cache": "gaps in the cache",
     "large_offsets": "blocks at the top of a huge cache",
-    "explicit_slots": "slots that the step names",
+    "explicit_slots": "explicit slots in the step",
     "rope": "a rotation inside the step",
     "shared_prefixes": "rows that share a prefix",
     "own_softmax_scale": "a softmax scale other than the model's",
@@ -28,21 +28,21 @@ _FLAGS = {
     "odd_values": "latents that hold -0.0, NaN and infinities",
     "scaled_latents": "latents or keys of another magnitude",
     "own_cache_scale": "a cache scale other than 1",
-    "spare": "capacities beyond what the step needs",
+    "spare": "capacities larger than the step needs",
 }
 _WORDS = {
-    "operations": "the operation {} asked",
+    "operations": "a call of {}",
     "mask": "the mask {}",
-    "mask_spelling": "trees spelled {}",
+    "mask_spelling": "tree masks in the form {}",
     "dtype": "the dtype {}",
     "cache_format": "the cache format {}",
-    "table_tail": "{} behind the blocks of a row's table",
+    "table_tail": "{} after the blocks in a row's table",
 }
 _EQUAL = {
     "heads": ("1 head", "{} heads"),
     "block_size": ("blocks of 1 token", "blocks of {} tokens"),
 }
-_MORE = {  # of each number: what more than one of it is called
+_MORE = {  # phrases for a number that is larger than a limit
     "steps": "more than {} step{} on one runner",
     "queries": "a row of more than {} query token{}",
     "heads": "more than {} head{}",
@@ -54,7 +54,7 @@ _MORE = {  # of each number: what more than one of it is called
     "shortest": "more than {} key{} in each row",
     "fewest": "more than {} key{} for each query",
 }
-_LESS = {  # likewise: at most so many
+_LESS = {  # phrases for a number that is at most a limit
     "steps": "at most {} step{} on one runner",
     "queries": "at most {} query token{} in each row",
     "heads": "at most {} head{}",
@@ -72,14 +72,14 @@ _TILES = (128, 64, 32, 16)
 
 @dataclass(frozen=True)
 class Property:
-    """Something that a situation has or lacks.
+    """A property that a case has or does not have.
 
     Parameters
     ----------
     phrase : str
-        What stands behind "have".
+        The words after "the failing cases have".
     holds : callable
-        Whether a situation of these traits has it.
+        Takes the traits of a case and returns whether the case has the property.
     """
 
     phrase: str
@@ -87,12 +87,12 @@ class Property:
 
 
 def properties_of(known: Sequence[Traits]) -> list[Property]:
-    """Return every property by which these situations may differ, the simplest first."""
+    """Return every property by which these cases may differ; the simplest is first."""
     found = [Property(phrase, _has(name)) for name, phrase in _FLAGS.items()]
     for name, phrase in _WORDS.items():
         found += [Property(phrase.format(word), _names(name, word)) for word in _words(name, known)]
     dtypes = _words("dtype", known)
-    if len(dtypes) > 2:  # of two, each is all others of the other
+    if len(dtypes) > 2:  # of two dtypes, "other than A" is the same as "B"
         others = "a dtype other than {}"
         found += [Property(others.format(d), _not(_names("dtype", d))) for d in dtypes]
     for name, (one, many) in _EQUAL.items():
@@ -106,8 +106,9 @@ def properties_of(known: Sequence[Traits]) -> list[Property]:
         fitting.append(Property(f"a head count that is divisible by {divisor}", divides))
     for tile in _TILES:
         fills, all_fill = _divides("keys", tile), _divides("seen", tile)
-        found.append(Property(f"a row whose keys are no multiple of {tile}", _not(fills)))
-        found.append(Property(f"a query that sees no multiple of {tile} keys", _not(all_fill)))
+        number = f"whose number of keys is not a multiple of {tile}"
+        found.append(Property(f"a row {number}", _not(fills)))
+        found.append(Property(f"a query {number}", _not(all_fill)))
         fitting.append(Property(f"a multiple of {tile} keys in each row", fills))
     limits = [(name, limit) for name in _MORE for limit in _limits(_values(name, known))]
     for name, limit in limits:
@@ -168,7 +169,7 @@ def _values(name: str, known: Iterable[Traits]) -> list[float]:
 
 
 def _limits(values: Sequence[float]) -> list[float]:
-    """Return a limit between each two neighbours: the one that is divisible most often by 2."""
+    """Return a limit between each two neighbors: the one with the most factors of 2."""
     return [_roundest(low, high) for low, high in pairwise(values)]
 
 

@@ -1,4 +1,4 @@
-"""Everything a run found out, and the verdict: JSON is the source, all else is rendered from it."""
+"""The report of a run, with its verdict. HTML and JUnit XML are rendered from the JSON document."""
 
 from __future__ import annotations
 
@@ -12,20 +12,28 @@ from typing import Any
 
 from paged_mla_conformance.run.reports.causes import Cause, causes_of
 from paged_mla_conformance.run.reports.nan_origin import NanOrigin
-from paged_mla_conformance.run.reports.result import OUTCOMES, Result
+from paged_mla_conformance.run.reports.result import (
+    FAILED,
+    FAILED_AS_EXPECTED,
+    NOT_SUPPORTED,
+    OUTCOMES,
+    SKIPPED,
+    Result,
+    shown_outcome,
+)
 from paged_mla_conformance.run.subject import Subject
 from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
 from paged_mla_shared import __version__
 from paged_mla_shared.provenance import commit_of
 
 CORE_MISSING = "core capability missing: "
-"""How a reason begins that is a capability which the backend owes and does not declare."""
+"""The beginning of a reason about a required capability that the backend does not declare."""
 SCHEMA = Path(__file__).with_name("report.schema.json")
 
 
 @dataclass
 class Warned:
-    """A warning of the backend: how often it came, and in which test first."""
+    """A warning of the backend: its count, and the test in which it first appeared."""
 
     count: int
     first: str
@@ -33,37 +41,42 @@ class Warned:
 
 @dataclass
 class Report:
-    """Everything a run found out.
+    """Everything that a run found out.
 
     Parameters
     ----------
     subject : Subject
+        The backend and the settings of the run.
     time_limit : float
-        Seconds for one test; 0 for none.
+        Seconds for one test; 0 means no limit.
     tests : list of str
-        What was to be asked.
+        The ids of the tests that were selected.
     deselected : list of str
-        Tests of the suite that the user left out.
+        The ids of the tests that the user's selection excludes.
     results : list of Result
+        The results of the selected tests, in the order in which they arrived.
     stopped : str
-        Why the user's options ended the run early; empty if they did not.
+        Why the user's options ended the run early; "" if they did not.
     errors : list of str
-        What else kept the run from finishing.
+        Errors that kept the run from finishing.
     findable : int
-        Of a quick run: how many known faults all tests that the backend declares would find. Else
-        0.
+        In a quick run, how many known faults all tests that the backend supports find; else 0.
     finds : dict of str to list of str
-        Of a quick run: the known faults that each of its tests finds, by their names.
+        In a quick run, the known faults that each of its tests finds, by the id of the test.
     warnings : dict of str to Warned
-        By their text.
+        The warnings of the backend, by their text.
     nan_origins : dict of str to NanOrigin
-        Where the NaN of some tests comes from, by the name of the test.
-    commit : str
-        Of the suite.
+        The origins of NaN and of wild addresses, by the id of the test.
     explanations : dict of str to str
-        The fault whose answers are those of a failing test, in a sentence.
+        A sentence about the known fault that gives the same output as a failing test, by its id.
     shared_fault : str
-        The fault behind all causes that were explained, in a sentence; "" for none.
+        A sentence about the fault that explains all explained causes; "" if there is none.
+    commit : str
+        The commit of the suite's source.
+    date : str
+        When the run started, in ISO 8601 and UTC.
+    started : float
+        When the run started, in monotonic seconds.
     """
 
     subject: Subject
@@ -84,18 +97,26 @@ class Report:
     started: float = field(default_factory=time.monotonic)
 
     def warn(self, counts: dict[str, int], first: str) -> None:
-        """Add what a test's warnings were."""
+        """Add counts of warnings.
+
+        Parameters
+        ----------
+        counts : dict of str to int
+            How often each warning appeared, by its text.
+        first : str
+            The test in which they appeared, for warnings that are new.
+        """
         for text, count in counts.items():
             self.warnings.setdefault(text, Warned(0, first)).count += count
 
     @property
     def partial(self) -> bool:
-        """Whether the user asked for less than the suite: no verdict on the backend then."""
+        """Whether the user's options excluded tests, so that the run gives no whole verdict."""
         return bool(self.deselected or self.stopped)
 
     @property
     def totals(self) -> dict[str, int]:
-        """How many tests ran, and what became of them."""
+        """How many tests have a result and how many ran, and the count of each outcome."""
         found = Counter(result.outcome for result in self.results)
         ends = Counter(result.end for result in self.results)
         counts = {outcome: found[outcome] for outcome in OUTCOMES}
@@ -111,40 +132,40 @@ class Report:
 
     @property
     def skip_reasons(self) -> dict[str, int]:
-        """How many tests each reason skipped."""
+        """How many tests did not run for each reason: not supported ones and skipped ones."""
         return dict(Counter(r.reason for r in self.results if r.outcome == "skipped"))
 
     @property
     def causes(self) -> list[Cause]:
-        """What failed alike, the cause of most failures first."""
+        """The causes of the failures; the cause of the most failing tests is first."""
         found = causes_of(self.results, self.nan_origins)
         known = self.explanations
         return [replace(cause, fault=known.get(cause.smallest.test, "")) for cause in found]
 
     @property
     def reasons_against(self) -> list[str]:
-        """Why the backend is not conformant; empty when nothing speaks against it."""
+        """Why the backend is not conformant; empty if there is no reason against it."""
         against = list(self.errors)
         totals = self.totals
         failing = totals["failed"] + totals["unexpected-pass"]
         if failing:
             against.append(f"{failing} failing test{_plural(failing)}")
         if unanswered := totals["unanswered"]:
-            tests = "test was" if unanswered == 1 else "tests were"
-            against.append(f"{unanswered} {tests} never answered")
+            tests = "test has" if unanswered == 1 else "tests have"
+            against.append(f"{unanswered} {tests} no result")
         undeclared = {r.reason for r in self.results if r.undeclared_core}
         against += [f"{CORE_MISSING}{reason}" for reason in sorted(undeclared)]
         if self.tests and not (self.partial or unanswered):
             asked = {r.group for r in self.results}
             missing = [group for group in SUITE_GROUPS if group not in asked]
-            against += [f"group {group} was not asked" for group in missing]
+            against += [f"the run has no test of the group {group}" for group in missing]
         if not totals["run"]:
             against.append("no test ran")
         return against
 
     @property
     def verdict(self) -> str:
-        """One line: does the backend conform, where, and on how much evidence."""
+        """One line: whether the backend conforms, what was tested, and the counts of results."""
         return f"{self._word}: {self.subject.title}: {self._evidence}"
 
     @property
@@ -156,22 +177,21 @@ class Report:
             return "NOT CONFORMANT"
         totals = self.totals
         left_out = totals["skipped"] or totals["expected-failure"] or self.subject.dtypes_left_out
-        return "CONFORMANT in what was asked" if left_out else "CONFORMANT"
+        return "CONFORMANT with exclusions" if left_out else "CONFORMANT"
 
     @property
     def _evidence(self) -> str:
         totals = self.totals
+        words = Counter(shown_outcome(result.outcome, result.reason) for result in self.results)
         counts = {
-            "failed": totals["failed"] + totals["unexpected-pass"],
-            f"known failure{_plural(totals['expected-failure'])}": totals["expected-failure"],
-            "not asked": totals["skipped"],
-            "deselected": 0 if self.findable else totals["deselected"],
-            "never answered": totals["unanswered"],
+            **{word: words[word] for word in (FAILED, FAILED_AS_EXPECTED, NOT_SUPPORTED, SKIPPED)},
+            "skipped by selection": 0 if self.findable else totals["deselected"],
+            "without a result": totals["unanswered"],
         }
         parts = [f"{totals['passed']} passed"]
         parts += [f"{count} {what}" for what, count in counts.items() if count]
         if self.subject.dtypes_left_out:
-            parts.append(f"{'/'.join(self.subject.dtypes_left_out)} not asked")
+            parts.append(f"{'/'.join(self.subject.dtypes_left_out)} skipped (--dtypes)")
         evidence = ", ".join(parts)
         if self.findable and not (totals["unanswered"] or self.stopped):
             evidence += f"; {self.quick}"
@@ -179,19 +199,19 @@ class Report:
 
     @property
     def found(self) -> int:
-        """How many known faults the tests of a quick run find; a skipped test finds none."""
+        """How many known faults the tests of a quick run find; only tests that ran count."""
         asked = {result.test for result in self.results if result.outcome != "skipped"}
         faults = [self.finds[test] for test in self.finds.keys() & asked]
         return len(frozenset[str]().union(*faults))
 
     @property
     def quick(self) -> str:
-        """What a quick run is worth, in one phrase."""
+        """A phrase with the share of the known faults that the tests of a quick run find."""
         faults = f"{self.found} of {self.findable} known faults that apply to this backend"
-        return f"quick: {faults} are looked for"
+        return f"quick: these tests find {faults}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON document (see ``report.schema.json``)."""
+        """Return the JSON document, which follows ``report.schema.json``."""
         subject = asdict(self.subject)
         names = ("factory", "name", "version", "mode", "device", "capabilities")
         return {
@@ -225,7 +245,7 @@ class Report:
 
 
 def to_json(document: dict[str, Any]) -> str:
-    """Return a report as text: a line for each test, so that two reports can be compared."""
+    """Return a JSON document as text, with one line for each test, so that two can be compared."""
     head = json.dumps({k: v for k, v in document.items() if k != "results"}, indent=1)
     lines = ",\n".join(f"  {json.dumps(result)}" for result in document["results"])
     return head.removesuffix("\n}") + f',\n "results": [\n{lines}\n ]\n}}\n'

@@ -1,4 +1,4 @@
-"""What became of one test."""
+"""The result of one test, and the words for results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,39 @@ from paged_mla_conformance.suite.selection.traits import Traits
 OUTCOMES = ("passed", "failed", "skipped", "expected-failure", "unexpected-pass")
 FAILING = ("failed", "unexpected-pass")
 
+FAILED = "failed"
+FAILED_AS_EXPECTED = "failed (expected)"
+NOT_SUPPORTED = "not supported"
+SKIPPED = "skipped"
+_SHOWN = {"expected-failure": FAILED_AS_EXPECTED, "unexpected-pass": FAILED}
+
+
+def shown_outcome(outcome: str, reason: str) -> str:
+    """Return the word for a result on the screen, on the HTML page and in the JUnit file.
+
+    Parameters
+    ----------
+    outcome : str
+        An outcome of the JSON report. There, "skipped" also means "not supported".
+    reason : str
+        The reason of the result. The reason of a test that is not supported names a capability
+        that is not declared.
+
+    Returns
+    -------
+    str
+        "passed", "failed", "failed (expected)", "skipped" or "not supported".
+    """
+    if outcome == SKIPPED and "not declared" in reason:
+        return NOT_SUPPORTED
+    return _SHOWN.get(outcome, outcome)
+
 
 def error_of(message: str) -> str:
-    """Return the line of a failure that says what is wrong: the first that pytest marks as error.
+    """Return the error line of a failure: the first line that pytest marks with "E".
 
-    A message without such a line is taken for its first line. What the suite notes of an exception
-    of the backend stands behind it.
+    If no line is marked, the first line is returned. The note of the suite about an exception of
+    the backend is appended.
     """
     lines = message.splitlines() or [""]
     errors = [line.removeprefix("E").strip() for line in lines if line.startswith("E ")]
@@ -25,34 +52,38 @@ def error_of(message: str) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one test.
+    """The result of one test.
 
     Parameters
     ----------
     test : str
-        ``test_function[id]``, exact.
+        The exact id, ``test_function[id]``.
     group : str
+        The group of the test.
     rules : list of str
+        The rules that the test checks.
     why : str
-        What the case guards against.
+        The defect that the test guards against.
     outcome : {"passed", "failed", "skipped", "expected-failure", "unexpected-pass"}
+        "skipped" includes tests that are not supported.
     replay : str
-        Command that runs this test alone.
+        The command that runs only this test.
     reason : str
-        Of a skip, or of an expected failure.
+        Why the test did not run, or why its failure is expected.
     undeclared_core : bool
-        A skip that costs the verdict.
+        Whether the test is not supported because a core capability is not declared.
     message : str
-        The failure.
+        The failure with its traceback.
     note : str
-        What a reader should know beside the case, of any outcome.
+        How the case was adapted to the backend; "" if it was not.
     end : {"returned", "died", "timed-out"}
-        How the process that asked came out of the test.
+        How the process that ran the test ended the test.
     checks : list of dict
-        ``what``, ``error`` and ``budget`` of each comparison that held.
+        ``what``, ``error`` and ``budget`` of each comparison that passed.
     ms : float
+        How long the test took, in milliseconds.
     traits : dict
-        Of the situation that the test asks (:mod:`paged_mla_conformance.suite.selection.traits`).
+        Traits of the test (:mod:`paged_mla_conformance.suite.selection.traits`).
     """
 
     test: str
@@ -72,19 +103,19 @@ class Result:
 
     @property
     def worst(self) -> float | None:
-        """The largest error as a share of its budget; None where nothing was compared.
+        """The largest error divided by its budget; ``None`` if the test compared nothing.
 
-        A comparison without a budget is exact: it held, so its share is 0.
+        A comparison with budget 0 is exact. It passed, so it counts as 0.
         """
         if not self.checks:
             return None
         return max((c["error"] / c["budget"] for c in self.checks if c["budget"]), default=0.0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a report says of the test: what is usual is left out.
+        """Return the entry of the test in the JSON report, without fields that have usual values.
 
-        A test that passed is one short line. One that failed, or was expected to, has everything
-        that a reader needs to find out why.
+        The entry of a test that passed is short. The entry of a test that failed or was expected
+        to fail has everything that a reader needs to find out why.
         """
         said: dict[str, Any] = {"test": self.test, "group": self.group, "outcome": self.outcome}
         worst = self.worst
@@ -103,5 +134,5 @@ class Result:
 
     @property
     def fails(self) -> bool:
-        """Whether it costs the verdict."""
+        """Whether the result makes the backend not conformant."""
         return self.outcome in FAILING

@@ -1,4 +1,4 @@
-"""Which property of a situation tells failing tests from passing ones."""
+"""Find the property of cases that separates failing tests from passing ones."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from itertools import combinations
 from paged_mla_conformance.run.reports.properties import Property, properties_of
 from paged_mla_conformance.suite.selection.traits import Traits
 
-FEWEST = 3  # different situations that fail: of fewer, something separates any from the rest
-_FEWEST_OF_PAIRS = 6  # likewise for two properties together
-_LEAST_FAILING = 0.9  # share of the failing situations that have the property
-_MOST_PASSING = 0.3  # share of the passing ones that may have it
-_PRICE = 0.05  # what a second property must be better by
+FEWEST = 3  # different failing cases; fewer cases always have some property in common
+_FEWEST_OF_PAIRS = 6  # the same limit for two properties together
+_LEAST_FAILING = 0.9  # least share of the failing cases that must have the property
+_MOST_PASSING = 0.3  # largest share of the passing cases that may have the property
+_PRICE = 0.05  # by how much two properties together must be better than one
 _NOT_OF_A_SITUATION = {"dtype", "cache_format", "operations"}
 
 
 @dataclass(frozen=True)
 class Separation:
-    """A property that nearly all failing situations have, and few of the passing ones.
+    """A property that nearly all failing cases and few passing cases have.
 
     Parameters
     ----------
     phrase : str
-        What stands behind "have".
+        The words after "the failing cases have".
     failing, passing : int
-        How many have it.
+        How many failing cases, and how many passing cases, have the property.
     """
 
     phrase: str
@@ -36,7 +36,7 @@ class Separation:
 
 @dataclass(frozen=True)
 class _Held:
-    """A property, or two, and the situations that have it as bits of two numbers."""
+    """One or two properties; bits of two numbers mark the cases that have them."""
 
     phrase: str
     failing: int
@@ -48,13 +48,18 @@ class _Held:
 
 
 def separate(failing: Sequence[Traits], passing: Sequence[Traits]) -> Separation | None:
-    """Return what separates failing situations from passing ones, ``None`` if nothing does.
+    """Return the property that separates failing cases from passing ones, or ``None``.
 
-    A property is worth the smaller of two numbers: how many of the situations that fail or have it
-    do both, and how much larger its share is among failing situations than among passing ones. It
-    is worth less by the share of failing situations without it: a case that has what is harmful may
-    pass by luck, but none fails without it. Of properties of the same worth the simplest is taken,
-    and two together only if they are clearly better than one.
+    The worth of a property is the smaller of two numbers: the share of cases that both fail and
+    have the property among those that do either, and the difference of its shares among failing and
+    passing cases. The share of failing cases without the property is subtracted, because a harmful
+    case may pass by chance, but no harmless case fails. Of properties with the same worth, the
+    simplest is returned. Two properties together are returned only if they are clearly better.
+
+    Parameters
+    ----------
+    failing, passing : sequence of dict
+        The traits of the failing and of the passing cases.
     """
     different = len({_situation(traits) for traits in failing})
     if not passing or different < FEWEST:
@@ -81,7 +86,7 @@ def separate(failing: Sequence[Traits], passing: Sequence[Traits]) -> Separation
 
 
 def _worth(held: _Held, failing: int, passing: int) -> float:
-    """Return how well a property separates: 1 if perfectly."""
+    """Return how well a property separates failing from passing cases; 1 means perfectly."""
     have, too = held.failing.bit_count(), held.passing.bit_count()
     share = have / failing
     return min(have / (failing + too), share - too / passing) - (1 - share)
@@ -92,5 +97,5 @@ def _bits(each: Property, known: Sequence[Traits]) -> int:
 
 
 def _situation(traits: Traits) -> str:
-    """Return what two tests of one case in two element types agree in."""
+    """Return the traits that two tests of one case in two element types have in common."""
     return repr(sorted((k, v) for k, v in traits.items() if k not in _NOT_OF_A_SITUATION))

@@ -1,6 +1,6 @@
-"""What the screen says at the end: the causes of failures, what was left out, the verdict.
+"""The summary at the end of a run: the causes of failures, the tests that did not run, the verdict.
 
-It has few lines, however many tests failed: reports have every failure with its traceback.
+The summary has at most 40 lines. The reports contain every failure with its traceback.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from typing import Any, TextIO
 
 from paged_mla_conformance.run.reports.causes import DUMP, Cause
 from paged_mla_conformance.run.reports.report import CORE_MISSING, Report
-from paged_mla_conformance.run.reports.result import Result
+from paged_mla_conformance.run.reports.result import (
+    FAILED_AS_EXPECTED,
+    SKIPPED,
+    Result,
+    shown_outcome,
+)
 from paged_mla_reference.rules import RULES
 from paged_mla_shared.documents import one_line, printable
 
@@ -23,11 +28,11 @@ MOST_LINES = 40
 WIDTH = 160
 
 _UNDECLARED = re.compile(r"(\w+) ([^ ;]+) not declared.*?(\([^()]*\))$")
-_MOST_SKIPPED = 5  # lines about tests that were not asked
-_MOST_KNOWN = 3  # known failures
-_MOST_AGAINST = 5  # reasons
-_MOST_OF_A_REASON = 2  # lines
-_LONGEST = WIDTH - len("against: ")  # of a line that something may stand in front of
+_MOST_SKIPPED = 5  # lines about tests that did not run
+_MOST_KNOWN = 3  # lines about expected failures
+_MOST_AGAINST = 5  # reasons against the backend
+_MOST_OF_A_REASON = 2  # lines of one reason
+_LONGEST = WIDTH - len("problem: ")  # of a line that may get a prefix
 
 
 def write(report: Report, stream: TextIO, *, dump: Path | None = None) -> None:
@@ -38,7 +43,7 @@ def write(report: Report, stream: TextIO, *, dump: Path | None = None) -> None:
     report : Report
     stream : TextIO
     dump : Path or None
-        Where a dump of a step was to be written.
+        The path of the dump that the user requested.
     """
     end = [*_left_out(report), *_around(report), report.verdict]
     if len(report.results) == 1:
@@ -46,7 +51,7 @@ def write(report: Report, stream: TextIO, *, dump: Path | None = None) -> None:
         lines = _whole(result, report) if result.fails else []
     else:
         shared = report.shared_fault
-        lines = _wrapped(f"Behind the first causes: {shared}", 2) if shared else []
+        lines = _wrapped(f"One fault explains the first causes: {shared}", 2) if shared else []
         room = MOST_LINES - len(lines) - "\n".join(end).count("\n") - 1 - (dump is not None)
         lines += _of_causes(report.causes, room)
     if dump is not None:
@@ -58,7 +63,8 @@ def write(report: Report, stream: TextIO, *, dump: Path | None = None) -> None:
 def _whole(result: Result, report: Report) -> list[str]:
     """Return the lines about the only test of a run: its failure with its traceback."""
     notes = [f"note: {result.note}"] if result.note else []
-    lines = [f"{result.outcome}: {result.test}", *result.message.splitlines(), *notes]
+    word = shown_outcome(result.outcome, result.reason)
+    lines = [f"{word}: {result.test}", *result.message.splitlines(), *notes]
     lines += [f"cause: {cause.sentence}" for cause in report.causes if cause.origin]
     return [*lines, f"replay: {result.replay}"]
 
@@ -66,11 +72,11 @@ def _whole(result: Result, report: Report) -> list[str]:
 def _about_dump(dump: Path) -> str:
     if dump.exists():
         return f"explain: paged-mla explain {shlex.quote(str(dump))}"
-    return f"{dump} was not written: no test failed at a step that a dump can hold"
+    return f"{dump} was not written: no test failed at a step that a dump can contain"
 
 
 def _of_causes(causes: Sequence[Cause], room: int) -> list[str]:
-    """Return the lines about as many causes as there is room for, at least one."""
+    """Return the lines about as many causes as fit into `room` lines, at least one cause."""
     lines: list[str] = []
     stated: set[str] = set()
     for number, cause in enumerate(causes):
@@ -90,7 +96,7 @@ def _of_causes(causes: Sequence[Cause], room: int) -> list[str]:
 
 
 def _of_cause(number: int, cause: Cause, rule: str) -> list[str]:
-    """Return the lines about a cause, with its rule in words where that is given."""
+    """Return the lines about a cause, with the text of its rule if `rule` is not empty."""
     smallest = cause.smallest
     about = f"smallest: {smallest.test}: {smallest.why or 'see the test'}"
     if sizes := "; ".join(filter(None, (_sizes(smallest.traits), smallest.note))):
@@ -109,7 +115,7 @@ def _of_cause(number: int, cause: Cause, rule: str) -> list[str]:
 
 
 def _sizes(traits: Mapping[str, Any]) -> str:
-    """Return the sizes of a situation, which patterns of wrong answers are held against."""
+    """Return the sizes of a case, which help to interpret patterns of wrong elements."""
     if "work" not in traits:
         return ""
     keys = ", ".join(map(str, traits["keys"])) or "no"
@@ -119,7 +125,7 @@ def _sizes(traits: Mapping[str, Any]) -> str:
 
 
 def _wrapped(text: str, most: int) -> list[str]:
-    """Return a text in at most so many lines."""
+    """Return a text in at most `most` lines."""
     return textwrap.wrap(
         one_line(text),
         WIDTH,
@@ -131,24 +137,31 @@ def _wrapped(text: str, most: int) -> list[str]:
 
 
 def _left_out(report: Report) -> list[str]:
-    """Return lines about known failures, and about tests that were not asked."""
+    """Return lines about expected failures, and about tests that did not run."""
     known = [r for r in report.results if r.outcome == "expected-failure"]
-    lines = [f"known failure: {r.test}: {r.reason}" for r in known[:_MOST_KNOWN]]
+    lines = [f"{FAILED_AS_EXPECTED}: {r.test}: {r.reason}" for r in known[:_MOST_KNOWN]]
     if len(known) > _MOST_KNOWN:
-        lines.append(f"{len(known) - _MOST_KNOWN} more known failures are in the report.")
+        lines.append(f"{len(known) - _MOST_KNOWN} more expected failures are in the report.")
     reasons = _pooled(report.skip_reasons)
     shown = reasons if len(reasons) <= _MOST_SKIPPED else reasons[: _MOST_SKIPPED - 1]
-    lines += [_short(f"not asked, {count}: {reason}") for reason, count in shown]
+    for reason, count in shown:
+        lines.append(_short(f"{shown_outcome(SKIPPED, reason)}, {_tests(count)}: {reason}"))
     if rest := reasons[len(shown) :]:
-        tests = sum(count for _, count in rest)
-        lines.append(f"not asked, {tests}: for {len(rest)} other reasons, which are in the report")
+        tests = _tests(sum(count for _, count in rest))
+        words = sorted({shown_outcome(SKIPPED, reason) for reason, _ in rest})
+        lines.append(f"{' or '.join(words)}, {tests}: {len(rest)} other reasons, in the report")
     return lines
 
 
-def _pooled(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return reasons with their counts, those of one kind together, the most frequent first.
+def _tests(count: int) -> str:
+    return "1 test" if count == 1 else f"{count} tests"
 
-    A reason may be several; the first counts. Values that are not declared are listed.
+
+def _pooled(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return reasons with their counts; reasons of one kind are joined, the most frequent is first.
+
+    If a reason names several capabilities, only the first counts. The values of a capability that
+    are not declared are listed.
     """
     counts: Counter[tuple[str, str]] = Counter()
     values: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
@@ -166,34 +179,35 @@ def _pooled(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def _listed(values: Iterable[str]) -> str:
-    """Return values in order, numbers by their size."""
+    """Return the values in sorted order, separated by commas; numbers are sorted by size."""
     return ", ".join(
         sorted(values, key=lambda value: (len(value) if value.isdecimal() else 0, value))
     )
 
 
 def _around(report: Report) -> list[str]:
-    """Return lines about warnings, an early end, and what speaks against the backend."""
+    """Return lines about warnings, an early end, and the reasons against the backend."""
     lines: list[str] = []
     if report.warnings:
         total = sum(warned.count for warned in report.warnings.values())
         text, warned = next(iter(report.warnings.items()))
         said = _short(text.partition("\n")[0])
-        lines.append(f"{total} warnings of the backend, first: {said}, in {warned.first}")
+        many = "1 warning" if total == 1 else f"{total} warnings"
+        lines.append(f"{many} from the backend; the first ({warned.first}): {said}")
     if report.stopped:
         lines.append(report.stopped)
     against = _against(report)
     shown = against if len(against) <= _MOST_AGAINST else against[: _MOST_AGAINST - 1]
-    lines += [f"against: {reason}" for reason in shown]
+    lines += [f"problem: {reason}" for reason in shown]
     if len(against) > len(shown):
-        lines.append(f"against: {len(against) - len(shown)} other reasons, in the report")
+        lines.append(f"problem: {len(against) - len(shown)} other reasons, in the report")
     return lines
 
 
 def _against(report: Report) -> list[str]:
-    """Return what speaks against the backend, core capabilities of one kind together.
+    """Return the reasons against the backend; core capabilities of one kind are joined.
 
-    What a process said last is long; beside failing tests its first lines are enough.
+    A reason with the last output of a process is long. If tests failed, it is shortened.
     """
     lacking = [r for r in report.reasons_against if r.startswith(CORE_MISSING)]
     pooled = _pooled({reason.removeprefix(CORE_MISSING): 1 for reason in lacking})

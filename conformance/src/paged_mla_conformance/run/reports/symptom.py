@@ -1,4 +1,4 @@
-"""What is wrong in a test that failed, in the few words in which failures of one bug agree."""
+"""The symptom of a failed test: few words that are the same for all failures of one bug."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from paged_mla_conformance.run.reports.result import Result, error_of
 
 NAN = "NaN"
-WILD_ADDRESS = "an address in no memory of the device"
+WILD_ADDRESS = "an address outside the memory of the device"
 
 _RULE = re.compile(r"\[(S-\d+)\] ([^:\[\]]+): ")
-_WILD = re.compile(r"illegal memory access|misaligned address")  # CUDA's words for it
+_WILD = re.compile(r"illegal memory access|misaligned address")  # messages of CUDA
 _RAISED = re.compile(r"backend raised \w+ in (\w+)")
 _EXCEPTION = re.compile(r"^(?:\w+\.)*(\w+): ")
 _NUMBER = re.compile(r"-?\b\d[\d.]*(?:e[+-]?\d+)?\b")
@@ -30,24 +30,24 @@ _KINDS = (
     (r".* bytes wrong", "wrong bytes"),
     (r"first wrong at", "wrong numbers"),
     (r"first at", "changed bytes"),
-    (r"token \d+ noticed", "a token that a query does not see changes its answer"),
-    (r"token \d+ did not notice", "a token that a query sees does not change its answer"),
+    (r"token \d+ changed", "a token that a query does not see changes its output"),
+    (r"token \d+ did not change", "a token that a query sees does not change its output"),
 )
 _LONGEST = 90  # characters of a kind
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """What is wrong.
+    """What is wrong in a failed test.
 
     Parameters
     ----------
     rule : str
-        The broken one; empty where no answer was compared.
+        The broken rule; "" if no output was compared.
     what : str
-        What differs, or the call that failed; may be empty.
+        The quantity that is wrong, or the call that failed; may be "".
     kind : str
-        In which way.
+        The kind of the error.
     """
 
     rule: str
@@ -60,11 +60,11 @@ class Symptom:
 
 
 def symptom_of(result: Result) -> Symptom:
-    """Return what is wrong in a test that failed."""
+    """Return the symptom of a test that failed."""
     if result.outcome == "unexpected-pass":
         return Symptom("", "", "passed although its failure is expected")
     if result.end == "timed-out":
-        return Symptom("", "", "no answer within the time limit")
+        return Symptom("", "", "no result within the time limit")
     if result.end == "died":
         how = result.message.partition("\n")[0].removesuffix(" during this test")
         return Symptom("", "", _general(how) or "the process died")
@@ -79,7 +79,7 @@ def symptom_of(result: Result) -> Symptom:
 
 
 def detail_of(result: Result) -> str:
-    """Return where the first wrong number of a failed test is, or the error that was raised."""
+    """Return the details of a failed test: the first wrong number, or the error that was raised."""
     line = error_of(result.message)
     places = list(_RULE.finditer(line))
     return line[places[-1].end() :] if places else _EXCEPTION.sub(r"\1: ", line)
@@ -94,7 +94,7 @@ def _kind(detail: str) -> str:
 
 def _of_exception(line: str) -> str:
     if "DID NOT RAISE" in line:
-        return "bad input was taken without an error"
+        return "bad input was accepted without an error"
     text = _general(line.partition("; backend raised")[0])
     named = _EXCEPTION.match(text)
     if named is None:
@@ -105,6 +105,6 @@ def _of_exception(line: str) -> str:
 
 
 def _general(text: str) -> str:
-    """Return a text without the numbers in which failures of one bug differ."""
+    """Return a text with each number replaced by N, because failures of one bug differ in them."""
     text = _NUMBER.sub("N", text.strip())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} ..."

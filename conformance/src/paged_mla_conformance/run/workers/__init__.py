@@ -1,1 +1,1 @@
-"""Worker processes: they run tests one at a time, so that a crash or a hang fails one test."""
+"""Worker processes: each runs one test at a time, so that a crash or a hang fails only one test."""

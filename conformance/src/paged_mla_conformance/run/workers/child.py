@@ -1,9 +1,9 @@
-"""The process in which tests run: pytest on the suite, one test at a time as the parent asks.
+"""The worker process: it runs pytest on the suite, one test at a time as the parent requests.
 
 ``python -m paged_mla_conformance.run.workers.child NUMBER PYTEST-ARGUMENTS...`` sends JSON through
-the pipe of that number: once the tests that it has collected ("collected"), then the result of each
-test whose number it receives ("result"), and when it receives null, or pytest stops by itself, the
-status ("ended"). A backend that ends this process leaves the rest unsent.
+the pipe with that number. It sends the collected tests once ("collected"), the result of each test
+whose number it receives ("result"), and the exit status ("ended") when it receives null or when
+pytest stops by itself. If a backend ends this process, no further messages are sent.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _LOST_DEVICE = ("CUDA error", "device-side assert", "illegal memory access")
 
 
 class Asked:
-    """Pytest plugin that runs what the parent asks.
+    """Pytest plugin that runs the tests whose numbers the parent sends.
 
     Parameters
     ----------
     parent : Connection
+        The pipe to the parent process.
     suite : str
-        The folder of the suite, pytest's only path.
+        The folder of the suite; pytest must have no other path.
     """
 
     def __init__(self, parent: Connection, suite: str) -> None:
@@ -50,20 +51,26 @@ class Asked:
         self._lost = False
 
     def send(self, kind: str, **content: Any) -> None:
-        """Tell the parent."""
+        """Send a message of a kind to the parent."""
         if os.getpid() != self._process:
-            os._exit(1)  # a copy that a backend forked and that came back
+            os._exit(1)  # this is a fork that the backend made and that returned to the suite
         self._parent.send_bytes(json.dumps({"kind": kind, **content}).encode())
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Refuse other paths: the suite is asked as a whole, or narrowed where that shows."""
+        """Refuse paths other than the suite; a selection must use an option that the report shows.
+
+        Raises
+        ------
+        pytest.UsageError
+            The arguments contain another path.
+        """
         if config.args != [self._suite]:
             others = " ".join(path for path in config.args if path != self._suite)
             raise pytest.UsageError(f"got {others}; allowed: --only ID, or -k EXPRESSION")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """Ask what the parent wants asked, test by test."""
+        """Send the collected tests, then run each test that the parent requests."""
         if session.testsfailed or session.config.option.collectonly:
             return None
         items, config = session.items, session.config
@@ -91,33 +98,33 @@ class Asked:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Take the result from the report that decides: the call's, or the first that fails."""
+        """Take the result from the report of the call, or from the first report that fails."""
         report = yield
         decides = report.when == "call" or report.outcome != "passed"
         if decides and not (self._result and self._result.fails):
             self._result = result_of(item, report)
         if call.excinfo is not None and any(w in str(call.excinfo.value) for w in _LOST_DEVICE):
-            self._lost = True  # in this process later results would mean nothing
+            self._lost = True  # later results of this process would be meaningless
         return report
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
-        """Count what a backend's threads and finalizers say while the suite itself is at work."""
+        """Count the warnings that threads and finalizers of the backend give between its calls."""
         if when == "runtest":
             said = warning_message
             text = warning_text(said.message, said.category, said.filename, said.lineno)
             self._warned[text] += 1
 
     def _taken(self) -> dict[str, int]:
-        """Return the warnings that came since they were taken last."""
+        """Return the warnings since the last call, and clear them."""
         taken = dict(self._warned)
         self._warned.clear()
         return taken
 
 
 def main() -> None:
-    """Run pytest for the parent."""
+    """Run pytest for the parent process."""
     number, *arguments = sys.argv[1:]
-    child_process.show_stacks_when_asked()  # shows the parent where a test hangs
+    child_process.show_stacks_when_asked()  # shows in which line a test hangs
     asked = Asked(child_process.connection_of(int(number)), arguments[0])
     status = pytest.main(arguments, plugins=[asked])
     asked.send("ended", status=int(status))

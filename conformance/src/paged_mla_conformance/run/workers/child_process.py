@@ -1,7 +1,7 @@
-"""Starts a child process that is connected to this one, on POSIX and on Windows.
+"""Start a child process that is connected to this process by a pipe, on POSIX and on Windows.
 
-Python passes a connection to a child by an inherited file descriptor, on Windows by an inherited
-handle; and where POSIX has sessions of processes and signals, Windows has neither.
+The child inherits a file descriptor of the pipe on POSIX and a handle on Windows. POSIX has
+sessions of processes and signals; Windows has neither.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ def start(
     Parameters
     ----------
     module : str
+        The name of the module to run.
     arguments : sequence of str
-        They follow the number by which :func:`connection_of` finds the pipe.
+        Arguments after the number, from which :func:`connection_of` gets the pipe.
     theirs : Connection
-        The end that the process gets; it is closed here.
+        The end of the pipe for the child process; this function closes it in this process.
     environment : dict of str to str
+        All environment variables of the process.
     said : file or None
-        Gets what the process prints; ``None`` leaves it the terminal.
+        The file for stdout and stderr of the process; with ``None`` it uses the terminal.
     """
     number = theirs.fileno()
     options: dict[str, Any] = {}
@@ -62,7 +64,7 @@ def start(
 
 
 def connection_of(number: int) -> Any:
-    """Return the inherited end of the pipe; what this process starts does not inherit it."""
+    """Return the inherited end of the pipe; processes that this one starts do not inherit it."""
     if sys.platform == "win32":
         os.set_handle_inheritable(number, False)  # noqa: FBT003 - the only spelling
         return PipeConnection(number)
@@ -72,20 +74,20 @@ def connection_of(number: int) -> Any:
 
 
 def show_stacks_when_asked() -> None:
-    """Print where this process is when :func:`ask_for_stacks` wants it; not on Windows."""
+    """Make this process print its stacks when :func:`ask_for_stacks` is called; not on Windows."""
     if sys.platform != "win32":
         faulthandler.register(signal.SIGUSR1, file=os.dup(2))
 
 
 def ask_for_stacks(process: subprocess.Popen[bytes]) -> None:
-    """Let a process print where it is, as far as it still can; not on Windows."""
+    """Request that a process prints the stacks of its threads; does nothing on Windows."""
     if sys.platform != "win32":
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGUSR1)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process at once, and on POSIX also what it has started."""
+    """Kill a process, and on POSIX also the processes of its session."""
     with suppress(ProcessLookupError, PermissionError):
         if sys.platform == "win32":
             process.kill()

@@ -1,4 +1,4 @@
-"""How far a run is: a line that moves on a terminal, and one now and then in a log."""
+"""Show the progress of a run: a line that changes on a terminal, or a line every 10 s in a log."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ _EVERY = {True: 0.5, False: 10.0}  # seconds between lines, on a terminal and in
 
 
 class Progress:
-    """Says how many tests are done, how many failed, and about how long the rest takes.
+    """Writes how many tests are done, how many failed, and an estimate of the remaining time.
 
     Parameters
     ----------
     stream : TextIO
+        The terminal or the log file.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -22,7 +23,7 @@ class Progress:
         self._started = self._last = time.monotonic()
 
     def begin(self, *lines: str) -> None:
-        """Say what is asked; time counts from here."""
+        """Write the lines and start to measure time."""
         self.end()
         for line in lines:
             self._stream.write(f"{line}\n")
@@ -30,14 +31,14 @@ class Progress:
         self._started = self._last = time.monotonic()
 
     def show(self, done: int, total: int, failed: int, share: float) -> None:
-        """Say how far the run is, if it is time to; before `total` is known, that it is loading.
+        """Write the progress, unless the last line is recent.
 
         Parameters
         ----------
         done, total, failed : int
-            Tests.
+            Numbers of tests. While `total` is 0, the line states that the backend is loaded.
         share : float
-            How much of the work is done, from 0 to 1.
+            The share of the work that is done, from 0 to 1.
         """
         now = time.monotonic()
         if now - self._last < _EVERY[self._live]:
@@ -53,14 +54,14 @@ class Progress:
         self._stream.flush()
 
     def end(self) -> None:
-        """Clear the line."""
+        """Clear the line on a terminal."""
         if self._live:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people say them."""
+    """Return a duration with its unit: in seconds, or in minutes from 100 s on."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min"

@@ -1,4 +1,4 @@
-"""Runs the suite in worker processes, and requires a result for every test."""
+"""Run the suite in worker processes, and require a result for every test."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from paged_mla_conformance.run.subject import Subject
 from paged_mla_conformance.run.workers.progress import Progress
 from paged_mla_conformance.run.workers.worker import Worker, threads_of_each
 
-MOST_REPLACED = 5  # processes, before a backend is given up
-_ANSWERS_A_PROCESS = 10  # tests that ran, which allow one process more
-_REPEATS_A_PROCESS = 4  # processes lost for a cause that is known, which count as one
-_TICK = 0.2  # seconds between two looks at the clock
+MOST_REPLACED = 5  # processes that are replaced before the run gives up
+_ANSWERS_A_PROCESS = 10  # tests that must have run for one more process to be replaced
+_REPEATS_A_PROCESS = 4  # lost processes with a known cause that count as one
+_TICK = 0.2  # longest time in seconds to wait for a message before time limits are checked
 _PATIENCE = 5.0  # seconds for a process to end by itself
 _LOADING = "while the backend was loaded"
 
 
 class Refused(Exception):
-    """Nothing was asked: a wrong command line, no backend, or a machine that cannot run it.
+    """No test ran: the command line is wrong, or the backend is not there or cannot run here.
 
     Parameters
     ----------
     status : int
-        Pytest's: 4 for a wrong command line or backend, 5 where it cannot run here, and 2 where its
-        module cannot be imported.
+        Pytest's exit status: 4 for a wrong command line or backend, 5 if the backend cannot run on
+        this machine, and 2 if its module cannot be imported.
     message : str
     """
 
@@ -43,26 +43,26 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Collected:
-    """The first answer of a process: the tests that it collected, and the backend that they judge.
+    """The first message of a process: the tests that it collected, and the backend that they test.
 
     Parameters
     ----------
     subject : dict
         Fields of :class:`Subject`.
     tests : list of dict
-        Fields of a :class:`Result` for each test, without its outcome.
+        Fields of a :class:`Result` for each test, as before the test runs.
     costs : list of float
         Expected costs of the tests, in any unit.
     huge : list of int
-        Numbers of tests that need most of the device's memory.
+        Numbers of the tests that need most of the device's memory.
     deselected : list of str
-        Names of tests that are not asked.
+        Ids of the tests that the user's selection excludes.
     quick : dict or None
-        What a quick selection can find, and finds.
+        Fields of a ``Claim`` in a quick run.
     maxfail : int
-        Failures after which the run ends; 0 for none.
+        The number of failures after which the run ends; 0 means no limit.
     warnings : dict of str to int
-        Warnings of the collection, and how many of each.
+        How often each warning appeared during the collection, by its text.
     """
 
     subject: dict[str, Any]
@@ -76,29 +76,30 @@ class Collected:
 
 
 class Scheduler:
-    """Hands out the tests one by one.
+    """Gives the tests to worker processes, one at a time.
 
-    A process that ends or takes too long fails the test it had in hand; another one takes its place
-    and goes on with the next. A backend is given up where one process after the other is lost and
-    no test is answered between, or where many are, for the number of answers. Tests of one group
-    that end in one way have one cause, which counts once; its repetitions count little.
+    If a process ends or takes too long, its current test fails, and another process continues with
+    the next test. The run gives up if too many processes in a row are lost without a result between
+    them, or if too many are lost for the number of tests that ran. Processes that tests of one
+    group end in the same way have one cause: the first counts fully, only every fourth of the
+    others counts.
 
-    Tests of huge caches all go to one process: side by side on a device, each would take the memory
-    that another one found free.
+    All tests with huge caches run in one process. In several processes on one device, each would
+    take the memory that another process found free.
 
     Parameters
     ----------
     arguments : sequence of str
-        Pytest's.
+        Arguments for pytest.
     report : Report
-        Gets what is found out.
+        The report to which results, warnings and errors are added.
     progress : Progress
     first : Worker
-        A process that has been started with `arguments`; it finds out what there is to ask.
+        A process that has been started with `arguments`.
     workers : int
-        Processes, at least 1.
+        The number of processes, at least 1.
     on_screen : bool
-        Whether pytest has the terminal.
+        Whether pytest uses the terminal directly.
     """
 
     def __init__(
@@ -117,23 +118,24 @@ class Scheduler:
         self._wanted = workers
         self._on_screen = on_screen
         self._workers = [first]
-        self._tests: list[Result] = []  # as they stand until they are answered
-        self._cost: dict[str, float] = {}  # of each test, as a share of the whole run
-        self._share = 0.0  # of the run that is done
+        self._tests: list[Result] = []  # the results before the tests run
+        self._cost: dict[str, float] = {}  # of each test, as a share of the cost of the run
+        self._share = 0.0  # share of the run that is done
         self._queue: deque[int] = deque()
         self._huge: deque[int] = deque()
-        self._keeper: Worker | None = None  # of the huge ones
+        self._keeper: Worker | None = None  # the process that runs the tests with huge caches
         self._maxfail = 0
-        self._lost_in_a_row = 0  # processes, since a test was answered
-        self._lost: Counter[tuple[str, str]] = Counter()  # processes, by group and by how
-        self._answers = 0  # tests that ran and left their process as it was
+        self._lost_in_a_row = 0  # processes lost since the last test that ran
+        self._lost: Counter[tuple[str, str]] = Counter()  # by the group and the way they ended
+        self._answers = 0  # tests that ran and left their process intact
 
     def run(self) -> None:
-        """Ask everything.
+        """Run all tests and add their results to the report.
 
         Raises
         ------
         Refused
+            No test can run.
         KeyboardInterrupt
         """
         for _ in range(self._wanted - 1):
@@ -157,7 +159,7 @@ class Scheduler:
         self._workers.append(worker)
 
     def _listen(self) -> None:
-        """Take what the processes say."""
+        """Receive messages of the processes."""
         ready = wait([worker.connection for worker in self._workers], _TICK)
         for worker in [worker for worker in self._workers if worker.connection in ready]:
             try:
@@ -174,7 +176,7 @@ class Scheduler:
                 self._ended(worker, **message)
 
     def _watch(self) -> None:
-        """Notice processes that are gone or take too long."""
+        """Handle processes that have ended or take too long."""
         for worker in list(self._workers):
             limit = self._report.time_limit
             if worker.gone:
@@ -183,7 +185,7 @@ class Scheduler:
                 self._timed_out(worker)
 
     def _collected(self, worker: Worker, found: Collected) -> None:
-        """Learn from the first answer which tests there are; other processes must agree."""
+        """Take the tests from the first process; all other processes must collect the same."""
         worker.collected = True
         known = [Result(**test) for test in found.tests]
         if not self._tests:
@@ -192,19 +194,19 @@ class Scheduler:
             report.tests = [test.test for test in known]
             if found.quick is not None:
                 report.findable, report.finds = found.quick["findable"], found.quick["finds"]
-            report.warn(found.warnings, "while it was loaded")
+            report.warn(found.warnings, "while the backend was loaded")
             self._cost = dict(zip(report.tests, _shares(found.costs), strict=True))
             self._huge.extend(found.huge)
             self._queue.extend(_mixed(report.tests, set(range(len(known))) - set(found.huge)))
             self._progress.begin(f"{report.subject.title}: {len(known)} tests")
         elif known != self._tests:
-            self._give_up("processes found different tests")
+            self._give_up("the worker processes collected different tests")
         self._hand_out(worker)
 
     def _answered(
         self, worker: Worker, *, result: dict[str, Any], warnings: dict[str, int], lost: bool
     ) -> None:
-        """Take a result; a process that lost its device is of no further use."""
+        """Add a result to the report; replace a process that can no longer use its device."""
         found = Result(**result)
         self._report.warn(warnings, found.test)
         self._add(found)
@@ -218,7 +220,7 @@ class Scheduler:
             self._hand_out(worker)
 
     def _ended(self, worker: Worker, *, status: int) -> None:
-        """Let a process go that has nothing left, or whose pytest stopped by itself."""
+        """Remove a process that has no test left, or whose pytest stopped by itself."""
         self._remove(worker, patience=_PATIENCE)
         said = worker.said()
         if worker.dismissed:
@@ -247,21 +249,24 @@ class Scheduler:
         worker.show_where()
         self._remove(worker)
         if worker.test is not None:
-            self._fail(worker, "timed-out", f"no answer after {limit} (--timeout)")
+            self._fail(worker, "timed-out", f"no result after {limit} (--timeout)")
         elif not worker.dismissed:
             self._not_loaded(
                 f"the process took more than {limit} {_LOADING}\n{worker.said()}".strip()
             )
 
     def _not_loaded(self, how: str) -> None:
-        """Let another process try, if one could load the backend before: a fault may outlast it."""
+        """Replace a process that could not load the backend, if another process could before.
+
+        A fault of a device may outlast the process that caused it.
+        """
         if self._tests:
             self._replace("loading", how)
         else:
             self._give_up(how)
 
     def _fail(self, worker: Worker, end: str, message: str) -> None:
-        """Count the test that a process had in hand as failed, and go on without the process."""
+        """Add a failure of the current test of a process, and replace the process."""
         assert worker.test is not None
         test, took = self._tests[worker.test], time.monotonic() - worker.since
         message = f"{message}\n{worker.said()}".strip()
@@ -274,7 +279,8 @@ class Scheduler:
         self._share += self._cost[result.test]
         failed = sum(known.fails for known in results)
         if result.fails and failed == self._maxfail and (self._queue or self._huge):
-            self._report.stopped = f"stopped after {failed} failures"
+            many = "1 failure" if failed == 1 else f"{failed} failures"
+            self._report.stopped = f"The run stopped after {many} (-x or --maxfail)."
             self._drop_the_rest()
 
     def _hand_out(self, worker: Worker) -> None:
@@ -291,7 +297,7 @@ class Scheduler:
         return worker.stop(patience)
 
     def _replace(self, group: str, how: str) -> None:
-        """Start a process for one that is gone, if there is anything left to ask."""
+        """Start a process for a lost one if tests are left, or give up if too many were lost."""
         if not self._queue and not self._huge:
             return
         self._lost_in_a_row += 1
@@ -300,8 +306,8 @@ class Scheduler:
         weight = causes + (lost - causes) // _REPEATS_A_PROCESS
         allowed = MOST_REPLACED + self._answers // _ANSWERS_A_PROCESS
         if self._lost_in_a_row > MOST_REPLACED or weight > allowed:
-            said = f"{lost} processes that ended or hung, for {causes} causes"
-            self._give_up(f"gave up after {said}, the last in {group}: {how}")
+            said = f"{lost} processes that ended or hung, with {causes} different causes"
+            self._give_up(f"gave up after {said}; the last was in {group}: {how}")
         else:
             self._start()
 
@@ -320,18 +326,19 @@ def _shares(costs: Sequence[float]) -> list[float]:
 
 
 def _mixed(tests: Sequence[str], numbers: set[int]) -> list[int]:
-    """Return numbers of tests in an order that has long and short ones everywhere.
+    """Return numbers of tests in an order that mixes long and short tests evenly.
 
-    The mean of those that are done is then that of the rest. The order depends on names alone, so
-    that every run has the same one.
+    The mean time of the finished tests is then an estimate for the rest. The order depends only on
+    the names of the tests, so it is the same in every run.
     """
     return sorted(numbers, key=lambda number: (crc32(tests[number].encode()), number))
 
 
 def _refusal(said: str) -> str:
-    """Return pytest's own word on why it did not start, without what stands around it.
+    """Return the error with which pytest stopped, from the output of a process.
 
-    Behind what ended it, a traceback may follow.
+    A message of ``pytest.exit`` is returned with the traceback after it. If no error is found, the
+    whole output is returned.
     """
     lines = said.splitlines()
     for number, line in reversed([*enumerate(lines)]):

@@ -1,4 +1,4 @@
-"""One worker process as the parent sees it: its messages, its current test, and its end."""
+"""A worker process in the parent: its messages, its current test and its end."""
 
 from __future__ import annotations
 
@@ -17,44 +17,45 @@ from typing import Any
 from paged_mla_conformance.run.workers import child_process
 
 _CHILD = "paged_mla_conformance.run.workers.child"
-_LINES = 40  # of what a process said last
+_LINES = 40  # lines of the output of a process in a message
 _OTHER_THREAD = re.compile(r"^Thread 0x.*\n(?:  .*\n)*", re.MULTILINE)
-_NOT_OURS = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE")  # they would change the suite
+_NOT_OURS = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE")  # these would change the suite
 
 
 def ignored_variables() -> list[str]:
-    """Return what is set in the environment and does not reach the suite."""
+    """Return the environment variables that are set and that the suite ignores."""
     return [name for name in _NOT_OURS if os.environ.get(name)]
 
 
 def threads_of_each(workers: int) -> int:
-    """Return how many threads one of so many processes may use."""
+    """Return how many threads each of `workers` processes may use, at least 1."""
     return max(1, (os.cpu_count() or 1) // workers)
 
 
 class Worker:
-    """A process that runs tests, with all that it starts in a session of its own.
+    """A process that runs tests, in a session of its own with the processes that it starts.
 
     Parameters
     ----------
     arguments : sequence of str
-        Pytest's.
+        Arguments for pytest.
     on_screen : bool
-        Whether pytest has the terminal; else what the process says is kept for messages.
+        Whether pytest uses the terminal directly; else the output of the process is kept for
+        messages.
     threads : int
-        Of NumPy's and PyTorch's, unless ``OMP_NUM_THREADS`` is set: processes that all take one
-        for each processor keep each other from working.
+        The number of threads for NumPy and PyTorch, unless ``OMP_NUM_THREADS`` is set. If every
+        process used one thread for each processor, the processes would slow each other down.
     environment : mapping of str to str, optional
         Variables of the process, in addition to those of this process.
 
     Attributes
     ----------
     test : int or None
-        Number of the test in hand.
+        The number of the current test.
     since : float
-        When it was handed out, or the process was started (monotonic seconds).
+        When the current test, or the process, was started (monotonic seconds).
     collected, dismissed : bool
-        Whether it has said what there is to ask; whether it was told that nothing is left.
+        Whether the process has sent its tests; whether it was notified that no test is left.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Worker:
         self._mark = 0
         variables = {k: v for k, v in os.environ.items() if k not in _NOT_OURS}
         variables |= environment or {}
-        variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
+        variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins would change the suite
         variables.setdefault("OMP_NUM_THREADS", str(threads))
         said = None if on_screen else self._said
         self._process = child_process.start(_CHILD, arguments, theirs, variables, said)
@@ -79,36 +80,36 @@ class Worker:
         self.collected = self.dismissed = False
 
     def ask(self, test: int | None) -> None:
-        """Hand out the test of this number, or say that nothing is left."""
+        """Send the number of the next test, or ``None`` if no test is left."""
         self.test, self.dismissed, self.since = test, test is None, time.monotonic()
         self._mark = self._said.seek(0, os.SEEK_END)
-        with suppress(OSError):  # its end is noticed when it does not answer
+        with suppress(OSError):  # an ended process is handled when no message arrives
             self.connection.send_bytes(json.dumps(test).encode())
 
     def receive(self) -> dict[str, Any]:
-        """Return what the process says.
+        """Return the next message of the process.
 
         Raises
         ------
         EOFError, OSError, ValueError
-            It is gone, or somebody else spoke in its place.
+            The process has ended, or another program wrote to the pipe.
         """
         message: dict[str, Any] = json.loads(self.connection.recv_bytes())
         return message
 
     @property
     def gone(self) -> bool:
-        """Whether the process has ended and said everything it had to."""
+        """Whether the process has ended and all its messages were received."""
         return self._process.poll() is not None and not self.connection.poll()
 
     def show_where(self) -> None:
-        """Let the process say where it is, as far as it still can."""
+        """Make the process print its stacks, if it still can."""
         child_process.ask_for_stacks(self._process)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)
 
     def stop(self, patience: float = 0.0) -> str:
-        """End the process after some seconds, and what it started; return how it ended."""
+        """Wait `patience` seconds, kill the process and those it started, return how it ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
         child_process.kill(self._process)
@@ -119,13 +120,13 @@ class Worker:
         return f"ended with status {status}"
 
     def said(self) -> str:
-        """Return the first lines of what the process said since it was last asked.
+        """Return the first lines of the output of the process since its current test started.
 
-        Of the stacks of a process only that of the thread which hangs or failed is among them.
+        If the output contains stacks, only the stack of the thread that hangs or failed is kept.
         """
         self._said.seek(self._mark)
         said = self._said.read().decode(errors="replace")
-        if "\nCurrent thread 0x" in f"\n{said}":  # a thread that is not Python's has no stack
+        if "\nCurrent thread 0x" in f"\n{said}":  # absent if the thread is not one of Python
             said = _OTHER_THREAD.sub("", said)
         lines = said.splitlines()
         return "\n".join(line for line in lines[:_LINES] if line.strip(" .FsxEX"))

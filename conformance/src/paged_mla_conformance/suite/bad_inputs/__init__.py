@@ -1,1 +1,1 @@
-"""Inputs that no rule allows, each the smallest change to a good one."""
+"""Illegal inputs; each differs from a legal input as little as possible."""

@@ -1,6 +1,7 @@
-"""Layers, partial answers and query scales no rule allows, with the argument at fault.
+"""Illegal layers, partial results and query scales, each with the argument that is wrong.
 
-Layers get the bad steps of :mod:`paged_mla_conformance.suite.bad_inputs.steps` too.
+Layers are also tested with the illegal steps of
+:mod:`paged_mla_conformance.suite.bad_inputs.steps`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _weights(name: str, change: Callable[[Any], Any]) -> BadLayer:
 
 
 def _rows(name: str, more: int, base: str = "causal") -> BadLayer:
-    """Return a layer with so many more rows absorbed than there are."""
+    """Return a layer with `more` absorbed rows in addition to the rows of the step."""
     return BadLayer(
         f"absorbed-{name}",
         "absorbed_rows",
@@ -55,7 +56,7 @@ BAD_LAYERS = (
 
 
 def _partial(name: str, argument: str, change: Callable[[Any], Any], says: str = "") -> BadPartials:
-    """Return partials of which the last has one array changed; the error may name `says`."""
+    """Return partial results; one array of the last is changed, and the error may name `says`."""
 
     def spoil(partials: list[Output]) -> list[Output]:
         last = replace(partials[-1], **{argument: change(getattr(partials[-1], argument))})

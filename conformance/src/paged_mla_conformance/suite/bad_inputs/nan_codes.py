@@ -1,4 +1,4 @@
-"""Codes of 8 bits that are no number, where a query sees them (S-11)."""
+"""Check codes of 8 bits that represent NaN, in keys that a query token sees (S-11)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ NAN_CODES = (0x7F, 0xFF)
 _STEP = Case(
     group="formats",
     name="nan-code",
-    why="what is no number shows in the answers that see it",
+    why="a NaN in the cache appears in the outputs of the queries that see it",
     rules=("S-4", "S-11"),
-    rows=(Row(257, 1), Row(5, 1)),  # a last key that is alone in a tile, and in a part of the row
+    rows=(Row(257, 1), Row(5, 1)),  # the last key is alone in a tile and in a split of its row
     num_heads=2,
     block_size=16,
 )
 
 
 def trials(run: Run) -> list[Trial]:
-    """Return a step of two rows in every cache format of 8 bits that the backend declares."""
+    """Return a trial of two rows for every cache format of 8 bits that the backend declares."""
     case, note = adapt_case(_STEP, run.backend.capabilities)
     named = [name for name in run.formats if FORMATS[name].ckv_dtype == "float8_e4m3"]
     params = [CaseParam(replace(case, cache_format=name), run.dtypes[0], note) for name in named]
@@ -42,12 +42,12 @@ def trials(run: Run) -> list[Trial]:
 
 
 def check_nan_code(trial: Trial, code: int) -> None:
-    """Attend without and with `code` in the first row's last latent.
+    """Attend without `code`, then with `code` in the last latent of the first row.
 
     Raises
     ------
     Mismatch
-        With it, the first row's out or lse is not NaN, or the other row's has other bits.
+        With the code, `out` or `lse` of row 0 is not NaN, or `out` of row 1 changes.
     """
     [stage] = trial.stages()
     runner = trial.prepare()
@@ -63,11 +63,11 @@ def check_nan_code(trial: Trial, code: int) -> None:
             detail = f"{detail} are not NaN in {trial.case.cache_format}; the first is {wrong[0]}"
             raise Mismatch("S-11", what, detail, (0,))
     if before.out[1].tobytes() != after.out[1].tobytes():
-        raise Mismatch("S-4", "out", f"row 1 noticed {code:#04x} in row 0", (1,))
+        raise Mismatch("S-4", "out", f"row 1 changed when {code:#04x} was in row 0", (1,))
 
 
 def _with_code(stage: Stage, code: int) -> CacheImage:
-    """Return the cache with a code in the latent of the first row's last token."""
+    """Return the cache with `code` in the latent of the last token of the first row."""
     image, size = stage.after, stage.problem.block_size
     slot = int(metadata(stage.problem, stage.batch).slot_mapping[0])
     blocks = image.blocks.copy()

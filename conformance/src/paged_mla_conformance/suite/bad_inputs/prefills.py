@@ -1,4 +1,4 @@
-"""Prefills no rule allows, each the smallest change to a good one, with the argument at fault."""
+"""Illegal prefills with the argument that is wrong; each differs little from a legal one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BadPrefill = Bad[PrefillBatch]
 
 
 def _bad(name: str, argument: str, change: Callable[[Any], Any], says: str = "") -> BadPrefill:
-    """Return a batch with one array changed; the error may name another one, `says`."""
+    """Return a batch with one changed array; the error may name another array, `says`."""
 
     def spoil(batch: PrefillBatch) -> PrefillBatch:
         return replace(batch, **{argument: change(getattr(batch, argument))})
@@ -32,7 +32,7 @@ CAPACITIES = {
     "max_query_tokens": ("max_query_tokens", 78),
     "max_model_len": ("cu_seqlens_k", 69),
 }
-"""Capacities that the base exceeds by one, and the argument at fault."""
+"""Capacities that the base exceeds by one, each with the argument that the error names."""
 
 BAD_PREFILLS = (
     _bad("q-nope-dtype", "q_nope", lambda a: a.astype(np.float64)),

@@ -1,4 +1,4 @@
-"""Inputs no rule allows, each the smallest change to a good one, with the argument at fault."""
+"""Illegal problems and steps with the wrong argument; each differs little from a legal one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = (Row(70, 3), Row(10, 10), Row(5, 1))
 
 
 def _case(name: str, **more: Any) -> Case:
-    why = "a good step, to be spoiled"
+    why = "a legal step, which is made illegal"
     return Case(group="errors", name=name, why=why, rules=("S-2",), rows=ROWS, num_heads=1, **more)
 
 
@@ -45,7 +45,7 @@ Input = TypeVar("Input")
 
 @dataclass(frozen=True)
 class Bad(Generic[Input]):
-    """An input that must be refused with an error that names `argument`, a pattern."""
+    """An illegal input; the error for it must match the pattern `argument`."""
 
     name: str
     argument: str
@@ -58,9 +58,9 @@ BadProblem = Bad[Problem]
 
 @dataclass(frozen=True)
 class BadBatch:
-    """A batch that every call which takes `argument` must refuse, naming it.
+    """An illegal batch; every call that takes `argument` must raise an error that names it.
 
-    `argument` is a pattern: where two arguments disagree, naming either is right.
+    `argument` is a pattern: if two arguments contradict each other, the error may name either.
     """
 
     name: str
@@ -70,7 +70,7 @@ class BadBatch:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Runner calls that take the argument."""
+        """The calls of a runner that take the argument."""
         return _CALLS_TAKING.get(self.argument, _OF_LENGTHS)
 
 
@@ -87,7 +87,7 @@ def _other_format(problem: Problem) -> Problem:
 
 
 def put(index: Any, value: Any) -> Callable[[Any], Any]:
-    """Return what puts a value into a copy of an array."""
+    """Return a function that copies an array and sets an element of the copy."""
 
     def change(array: Any) -> Any:
         array = array.copy()
@@ -110,7 +110,7 @@ def _cast(field: str, dtype: Any) -> Callable[[Problem, Batch], Batch]:
 
 
 def _again(field: str, index: Any, source: Any) -> Callable[[Problem, Batch], Batch]:
-    """Return what puts the element at `source` at `index` too."""
+    """Return a function that copies the element at `source` to `index`."""
     return _array(field, lambda array: put(index, array[source])(array))
 
 
@@ -132,7 +132,10 @@ def _slot_of_a_block_of_two_rows(problem: Problem, batch: Batch) -> Batch:
 
 
 def _mask_bits(first: int, *, packed: bool = False) -> Callable[[Problem, Batch], Batch]:
-    """Return what has the first node see itself, if bit 0 of `first` is set, and the next, if 1."""
+    """Return a function that sets the mask of the first node.
+
+    The node sees itself if bit 0 of `first` is set, and the next node if bit 1 is set.
+    """
 
     def spoil(problem: Problem, batch: Batch) -> Batch:
         assert batch.mask is not None
@@ -140,7 +143,7 @@ def _mask_bits(first: int, *, packed: bool = False) -> Callable[[Problem, Batch]
         if packed:
             mask[0, 0] = mask[0, 0] & 0xFC | first
         else:
-            own = 67 if problem.mask_spelling is MaskSpelling.FULL else 0  # behind the context
+            own = 67 if problem.mask_spelling is MaskSpelling.FULL else 0  # after the context
             mask[own : own + 2] = first & 1, first >> 1
         return replace(batch, mask=mask)
 
@@ -148,7 +151,7 @@ def _mask_bits(first: int, *, packed: bool = False) -> Callable[[Problem, Batch]
 
 
 def _a_node_too_many(problem: Problem, batch: Batch) -> Batch:
-    """Take nodes of row 1 for row 0's, so that it has one more than a row may have."""
+    """Return the batch with nodes of row 1 moved to row 0, which then has one node too many."""
     longest = problem.max_draft_tokens + 1
     ends = np.array([0, longest, batch.num_tokens - 1, batch.num_tokens], np.int32)
     matrices = [np.tri(n, dtype=bool) for n in np.diff(ends)]
@@ -200,7 +203,7 @@ BAD_PROBLEMS = (
     ),
     BadProblem(
         "group-of-no-whole-tokens",
-        "block_size|cache_format",  # the latter if no such format is declared
+        "block_size|cache_format",  # cache_format if the backend does not declare the format
         lambda problem: replace(problem, cache_format="fp8_block_group", block_size=6),
     ),
     BadProblem("theta", "rope", _set("rope", Rope(RopePairing.NEOX, theta=0.0))),
@@ -250,7 +253,7 @@ BAD_BATCHES = (
     BadBatch(
         "table-written-and-read",
         "block_table",
-        _again("block_table", (1, 0), (0, 0)),  # which is full of row 0's context
+        _again("block_table", (1, 0), (0, 0)),  # a block that is full of row 0's context
     ),
     BadBatch("table-block-twice", "block_table", _again("block_table", (0, 1), (0, 0))),
     BadBatch("q-nope-dtype", "q_nope", _cast("q_nope", np.float64)),

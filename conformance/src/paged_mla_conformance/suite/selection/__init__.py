@@ -1,1 +1,1 @@
-"""Which cases the suite tests, at which sizes and types, and why it skips the others."""
+"""The selection of tests: their cases, sizes and types, and the reasons why some do not run."""

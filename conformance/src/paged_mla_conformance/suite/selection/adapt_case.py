@@ -1,8 +1,8 @@
-"""Adapts a case to a backend that does not declare its head count, block size or scale.
+"""Adapt a case to a backend that does not declare its head count, block size or softmax scale.
 
-Most cases need some head count and some block size and are about neither: they take the nearest
-ones that the backend declares, so that a kernel for 16 to 128 heads is asked nearly all that one
-for any number is. A kernel with one scale of its own is asked every case at that scale.
+Most cases do not depend on their head count and block size. The suite replaces these by the nearest
+values that the backend declares, so that a kernel for 16 to 128 heads runs nearly all cases. A
+kernel with one fixed scale runs every case with that scale.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ AnyCase = TypeVar("AnyCase", bound=Case)
 
 
 def adapt_case(case: AnyCase, capabilities: Capabilities) -> tuple[AnyCase, str]:
-    """Return `case` as the backend can be asked it, and what was changed, "" for nothing."""
+    """Return `case` adapted to the backend, and a note about the changes, "" for none.
+
+    Values that the case fixes are not changed.
+    """
     declared = {"num_heads": capabilities.num_heads, "block_size": capabilities.block_sizes}
     changes: dict[str, float | None] = {}
     for name, values in declared.items():
@@ -34,31 +37,31 @@ def adapt_case(case: AnyCase, capabilities: Capabilities) -> tuple[AnyCase, str]
     if capabilities.softmax_scale not in {None, case.softmax_scale}:
         changes["softmax_scale"] = capabilities.softmax_scale
     before = {name: getattr(case, name) for name in changes}
-    notes = [f"{n} {before[n]} is {v}" for n, v in changes.items() if before[n] is not None]
+    notes = [f"{n} {v}, not {before[n]}" for n, v in changes.items() if before[n] is not None]
     if changes:
         case = replace(case, **changes)  # type: ignore[arg-type]  # each is of its field's type
-    return case, ", ".join(notes)
+    return case, "; ".join(notes)
 
 
 def adapt_scenario(scenario: Scenario, capabilities: Capabilities) -> tuple[Scenario, str]:
-    """Return a schedule as the backend can be asked it, and what was changed, "" for nothing.
+    """Return a schedule adapted to the backend, and a note about the changes, "" for none.
 
-    Smaller blocks are as many more, so that all of them hold no fewer tokens, and ranks take turns
-    within a block.
+    If blocks become smaller, their number grows so that the cache holds at least as many tokens.
+    The interleaving of ranks is adapted so that it divides the block size.
     """
     config, notes = scenario.config, []
     size = nearest_of(capabilities.block_sizes, config.block_size)
     if size != config.block_size:
-        notes.append(f"block_size {config.block_size} is {size}")
+        notes.append(f"block_size {size}, not {config.block_size}")
         most = max(config.num_blocks, -(-config.num_blocks * config.block_size // size))
         group = replace(config.group, interleave=math.gcd(config.group.interleave, size))
         adapted = replace(config, block_size=size, num_blocks=most, group=group)
         scenario = replace(scenario, config=adapted)
     heads = scenario.num_heads
     if heads is not None and (nearest := nearest_of(capabilities.num_heads, heads)) != heads:
-        notes.append(f"num_heads {heads} is {nearest}")
+        notes.append(f"num_heads {nearest}, not {heads}")
         scenario = replace(scenario, num_heads=nearest)
-    return scenario, ", ".join(notes)
+    return scenario, "; ".join(notes)
 
 
 def adapt_dims(dims: MlaDims, capabilities: Capabilities) -> MlaDims:
@@ -67,7 +70,9 @@ def adapt_dims(dims: MlaDims, capabilities: Capabilities) -> MlaDims:
 
 
 def nearest_of(declared: Collection[int], asked: int) -> int:
-    """Return the declared number nearest to `asked`, the larger of two; `asked` if there is none.
+    """Return the number in `declared` nearest to `asked`; the larger one if two are as near.
+
+    If `declared` is empty, `asked` is returned.
 
     >>> nearest_of({16, 32, 64}, 24)
     32

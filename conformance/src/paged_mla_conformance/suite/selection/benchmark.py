@@ -1,7 +1,7 @@
-"""Which cases a definition of FlashInfer-Bench can express.
+"""The cases that a definition of FlashInfer-Bench can express.
 
 A workload of ``mla_paged_decode_*`` or ``mla_paged_prefill_causal_*`` is one call over a filled
-cache of bfloat16: dense tensors, a causal mask, rows that each have queries, and keys for them.
+bfloat16 cache, with dense tensors and a causal mask. Each row has query tokens, and keys for them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,27 @@ EXPRESSED = Capabilities(
     features=frozenset({"mixed"}),
     max_query_len=1 << 20,
 )
-"""What the definitions that ``paged-mla export flashinfer-bench`` writes can ask."""
+"""The capabilities that the definitions of ``paged-mla export flashinfer-bench`` can express."""
 
 _OTHERS = (metadata.GROUP, append.GROUP, gather.GROUP, layer.GROUP)
 ATTENDED: dict[str, tuple[Case, ...]] = {
     name: cases for name, cases in GROUPS.items() if name not in _OTHERS
 }
-"""Groups whose tests ask for attention over the cache, with their cases."""
+"""The groups whose tests call attention over the cache, with their cases."""
 
 
 def expressed(case: Case, definitions: Capabilities = EXPRESSED) -> tuple[Case, list[str]]:
-    """Return a case as a definition asks it, and what no definition has of it, none if one can.
+    """Return a case adapted to the definitions, and a list of what they cannot express of it.
+
+    The list is empty if a definition can express the case.
 
     Parameters
     ----------
     case : Case
-        Its heads and block size become the nearest of the definitions', unless it is about them.
+        Its head count and block size are replaced by the nearest ones of the definitions, unless
+        the case fixes them.
     definitions : Capabilities
-        What the definitions can ask.
+        The capabilities that the definitions can express.
     """
     adapted, _ = adapt_case(case, definitions)
     unmet = unmet_by_case(definitions, adapted, DEEPSEEK_V3, "bfloat16", ("attend",))

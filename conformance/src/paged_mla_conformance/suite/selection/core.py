@@ -1,7 +1,7 @@
-"""What every backend must declare to be called conformant, by the mode it runs in.
+"""The capabilities that a backend must declare to be conformant, for each mode.
 
-The interpreter computes wrongly on bfloat16 and cannot hold a cache past 2^31 elements,
-so its core is smaller and its verdict always names the mode.
+An interpreter computes wrong results in bfloat16 and cannot hold a cache of more than 2^31
+elements, so fewer capabilities are required there. The verdict names the mode.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Core:
     Parameters
     ----------
     dims : str
-        Preset the mode runs at unless told otherwise.
+        The preset of model dims for this mode, unless the user passes ``--dims``.
     dtypes : tuple of str
         Element types that must be declared.
     optional : frozenset of str
-        Ops and features whose absence is a skip, not a verdict.
+        Ops and features that are not required. Without them, tests are only "not supported".
     """
 
     dims: str
@@ -63,7 +63,7 @@ ALL_DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the suite: a backend, the model it is asked about, in which types and terms."""
+    """One run of the suite: a backend, the name of its factory, dims, a profile and dtypes."""
 
     backend: Backend
     factory: str
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def core(self) -> Core:
-        """Core requirements that apply."""
+        """Core requirements of the backend's mode."""
         return CORE[self.backend.mode]
 
     @property
@@ -83,11 +83,11 @@ class Run:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Those the user chose, else the core ones of the mode."""
+        """The dtypes that the user chose, else the core dtypes of the mode."""
         return self.chosen_dtypes or self.core.dtypes
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """What a backend declares is asked: its cache formats that are of no dtype, sorted."""
+        """The cache formats that the backend declares, without the plain ones, sorted."""
         declared = self.backend.capabilities.cache_formats
         return tuple(sorted(declared - set(PLAIN_FORMAT_OF_DTYPE.values())))

@@ -1,4 +1,4 @@
-"""What is known of a collected test: which case it asks, under which id, and why it is skipped."""
+"""Properties of a collected test: its id, its case, its traits, and why it does not run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from paged_mla_shared.formats import format_of
 
 RUN = pytest.StashKey[Run]()
 SKIP = pytest.StashKey[Skip]()
-NOT_RUN = Skip("not run: memory")
-"""Of a test during which the backend raised ``OutOfMemory``."""
+NOT_RUN = Skip("the device has too little memory")
+"""Why a test is skipped during which the backend raised ``OutOfMemory``."""
 
 
 def marker_of(item: pytest.Item) -> pytest.Mark:
@@ -32,32 +32,32 @@ def marker_of(item: pytest.Item) -> pytest.Mark:
 
 
 def test_id(item: pytest.Item) -> str:
-    """Return ``test_function[param]``, the id in reports and expected-failures files."""
+    """Return ``test_function[param]``, the id of a test in reports and expected-failures files."""
     return item.name
 
 
 def skip_if(item: pytest.Item, skip: Skip | None) -> None:
-    """Skip a test for a reason that the suite has, if it has one."""
+    """Skip a test and record the reason, unless `skip` is ``None``."""
     if skip is not None:
         item.stash[SKIP] = skip
         pytest.skip(skip.reason)
 
 
 def param_of(item: pytest.Item) -> CaseParam | TraceParam | None:
-    """Return the case or the schedule that a test asks, ``None`` if it builds its own steps."""
+    """Return the case or the schedule of a test; ``None`` if the test builds its own steps."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     param = params.get("trial", params.get("trace_trial"))
     return param if isinstance(param, CaseParam | TraceParam) else None
 
 
 def is_without_parameter(item: pytest.Item) -> bool:
-    """Return whether a test needs a case or a schedule, and none was left for it."""
+    """Return whether a test needs a case or a schedule and the selection left none for it."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     return not {"trial", "trace_trial"}.isdisjoint(params) and param_of(item) is None
 
 
 def traits_of(item: pytest.Item) -> Traits:
-    """Return what is known of the situation that a test asks."""
+    """Return the traits of a test; tests without a case have few traits."""
     run, param = item.config.stash[RUN], param_of(item)
     asked: Traits = {"operations": list(marker_of(item).kwargs["ops"])}
     if isinstance(param, CaseParam):
@@ -72,7 +72,7 @@ def traits_of(item: pytest.Item) -> Traits:
 
 
 def why_not_asked(item: pytest.Item) -> Skip | None:
-    """Return why the backend is not asked a test, ``None`` if it is."""
+    """Return why a test does not run on the backend, or ``None`` if it runs."""
     run, marks = item.config.stash[RUN], marker_of(item).kwargs
     skip = why_left_out(run, marks["group"], case_id(item))
     for word in (*marks["ops"], *marks.get("features", ())):
@@ -86,18 +86,18 @@ def why_not_asked(item: pytest.Item) -> Skip | None:
 
 
 def case_id(item: pytest.Item) -> str | None:
-    """Return the id of the case a test asks, ``None`` for tests that build their own steps."""
+    """Return the id of a test's case; ``None`` if the test builds its own steps."""
     case = case_of(item)
     return case.id if case else None
 
 
 def is_huge(item: pytest.Item) -> bool:
-    """Return whether a test's cache is of gigabytes, for ids and offsets that need many bits."""
+    """Return whether a test has a cache of gigabytes, so that ids and offsets need many bits."""
     case = case_of(item)
     return case is not None and case.placed_high
 
 
 def case_of(item: pytest.Item) -> Case | None:
-    """Return the case a test asks, ``None`` for tests that build their own steps."""
+    """Return the case of a test; ``None`` if the test builds its own steps."""
     param = param_of(item)
     return param.case if isinstance(param, CaseParam) else None

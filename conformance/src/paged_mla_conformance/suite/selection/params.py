@@ -1,4 +1,4 @@
-"""Which cases are the parameters of a test, and why the suite skips the others."""
+"""The cases that are parameters of a test, and the reasons why some of them do not run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ SCENARIOS_IN_FORMATS = ("prefixes", "preemption", "chains", "trees", "branches",
 
 @dataclass(frozen=True)
 class Skip:
-    """Why a case is not asked.
+    """The reason why a test does not run.
 
     Parameters
     ----------
     reason : str
+        A reason that contains "not declared" means that the test is not supported. Any other
+        reason means that the run excludes the test.
     undeclared_core : bool
-        True when the backend owes the capability: the verdict is then "not conformant".
+        Whether the capability that is not declared is required, so that the verdict is "not
+        conformant".
     """
 
     reason: str
@@ -41,7 +44,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class CaseParam:
-    """A case in one dtype and format: the parameter of a test; `note` says how it was adapted."""
+    """The parameter of a test: a case in one dtype and format, and how the case was adapted."""
 
     case: Case
     dtype: str
@@ -49,13 +52,13 @@ class CaseParam:
 
     @property
     def id(self) -> str:
-        """What a person types after ``--only``."""
+        """The id that a user passes to ``--only``."""
         return self.case.dtype_id(self.dtype)
 
 
 @dataclass(frozen=True)
 class TraceParam:
-    """A scenario of the simulated engine in one dtype and format; `note`: how it was adapted."""
+    """A scenario of the simulated engine in one dtype and format, and how it was adapted."""
 
     scenario: Scenario
     dtype: str
@@ -63,15 +66,16 @@ class TraceParam:
 
     @property
     def id(self) -> str:
-        """What a person types after ``--only``."""
+        """The id that a user passes to ``--only``."""
         return f"trace-{self.scenario.name}-{types_id(self.dtype, self.scenario.cache_format)}"
 
 
 def trace_params(run: Run) -> list[TraceParam]:
-    """Return every core scenario, in the dtypes of the run in turn, and some in other formats.
+    """Return a parameter for every core scenario, and parameters for some in other cache formats.
 
-    Formats whose tokens depend on each other have no oracle that knows no schedule (S-19), and
-    schedules have no budget for products of 8 bits.
+    The dtypes of the run are used in rotation. Formats in which tokens share a scale are not used,
+    because the oracle's output would depend on the schedule (S-19). No other format is used for
+    backends with fast products, because schedules have no budget for products of 8 bits.
     """
     adapted = [adapt_scenario(scenario, run.backend.capabilities) for scenario in CORE]
     plain = [
@@ -81,14 +85,14 @@ def trace_params(run: Run) -> list[TraceParam]:
     chosen = [param for param in plain if param.scenario.name in SCENARIOS_IN_FORMATS]
     exact = run.backend.capabilities.products == "exact"
     free = [name for name in run.formats if exact and not FORMATS[name].couples_tokens]
-    turns = zip(chosen, cycle(free))  # none without a format
+    turns = zip(chosen, cycle(free))  # empty if there is no format
     return plain + [
         replace(param, scenario=replace(param.scenario, cache_format=name)) for param, name in turns
     ]
 
 
 def params_of_group(run: Run, group: str) -> list[CaseParam]:
-    """Return the cases of `group` in every dtype, each in the cache formats it is asked in."""
+    """Return the cases of `group` in every dtype of the run and in the cache formats for each."""
     adapted = [adapt_case(case, run.backend.capabilities) for case in CASES[group]]
     return [
         CaseParam(_in_format(case, cache_format), dtype, note)
@@ -99,16 +103,17 @@ def params_of_group(run: Run, group: str) -> list[CaseParam]:
 
 
 def _in_format(case: Case, cache_format: str | None) -> Case:
-    """Return the case in a cache format; making a case takes long, and there are thousands."""
+    """Return the case in a cache format; it is copied only if needed, because copies take long."""
     return case if case.cache_format == cache_format else replace(case, cache_format=cache_format)
 
 
 def _formats_of(run: Run, case: Case, dtype: str) -> tuple[str | None, ...]:
-    """Return the formats that `case` is asked in with `dtype`; ``None`` is the plain one.
+    """Return the cache formats in which `case` runs with `dtype`; ``None`` is the plain format.
 
-    Every format is asked with the first dtype of the run, and one, in turns, with each other.
-    Interpreters are slow: they are asked each case in one format. Layers have no budget for
-    products of 8 bits.
+    With the first dtype of the run a case runs in every format. With every other dtype, and on an
+    interpreter, which is slow, it runs in one format, and the formats rotate. Layers of backends
+    with fast products run only in the plain format, because they have no budget for products of 8
+    bits.
     """
     own = case.group == formats.GROUP
     if case.group == layer.GROUP and run.backend.capabilities.products != "exact":
@@ -124,9 +129,10 @@ def _formats_of(run: Run, case: Case, dtype: str) -> tuple[str | None, ...]:
 
 
 def allows(stored: CacheFormat, case: Case) -> bool:
-    """Return whether the rules have a cache of this format for `case` (S-11).
+    """Return whether the rules allow a cache of this format for `case` (S-11).
 
-    Where tokens share a scale, slots that a step names leave no holes between tokens.
+    The block size must fit the format. If tokens share a scale, explicit slots must leave no holes
+    between tokens.
     """
     filled = {SlotOrder.SWAPPED, SlotOrder.TABLE, SlotOrder.PERMUTED}
     holes = case.explicit_slots and case.slot_order not in filled
@@ -136,25 +142,27 @@ def allows(stored: CacheFormat, case: Case) -> bool:
 
 
 def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
-    """Return why the backend is not asked `param` through `ops`, ``None`` if it is."""
+    """Return why `param` does not run through the operations `ops`, or ``None`` if it runs."""
     undeclared = why_undeclared(run, param.case, param.dtype, ops)
     if undeclared is not None:
         return undeclared
     problem = param.case.problem(run.dims, param.dtype)
     if run.backend.mode == "interpreter":
         if param.case.is_large:
-            return Skip("of production's size, which would take an interpreter minutes")
+            return Skip("the case is too large: it would take an interpreter minutes")
         if param.case.is_slow:
-            return Skip("of more rows or keys than an interpreter answers in five seconds")
+            return Skip("the case is too slow: it would take an interpreter more than five seconds")
     needed = problem.num_blocks * problem.layout.block_bytes
     if needed > run.backend.memory_bytes:
         have = run.backend.memory_bytes
-        return Skip(f"needs a cache of {needed / 2**30:.1f} GiB, {have / 2**30:.1f} free")
+        return Skip(
+            f"the case needs a cache of {needed / 2**30:.1f} GiB; {have / 2**30:.1f} GiB are free"
+        )
     return None
 
 
 def why_undeclared(run: Run, case: Case, dtype: str, ops: tuple[str, ...]) -> Skip | None:
-    """Return why `case` is beyond what the backend declares, ``None`` if it is not."""
+    """Return which capabilities of `case` the backend does not declare, or ``None`` if none."""
     unmet = unmet_by_case(run.backend.capabilities, case, run.dims, dtype, ops)
     return _skip(run, unmet) if unmet else None
 
@@ -162,7 +170,7 @@ def why_undeclared(run: Run, case: Case, dtype: str, ops: tuple[str, ...]) -> Sk
 def unmet_by_case(
     capabilities: Capabilities, case: Case, dims: MlaDims, dtype: str, ops: tuple[str, ...]
 ) -> list[str]:
-    """Return what `case` needs through `ops` beyond what is declared, one phrase each."""
+    """Return a phrase for each capability that `case` needs through `ops` and that is missing."""
     unmet = capabilities.unmet(case.problem(dims, dtype), ops, case.required_features)
     if case.max_query_len > capabilities.max_query_len:
         unmet.append(f"query_len {case.max_query_len} not declared")
@@ -170,7 +178,7 @@ def unmet_by_case(
 
 
 def why_skip_trace(run: Run, param: TraceParam) -> Skip | None:
-    """Return why the backend is not asked a trace, ``None`` if it is."""
+    """Return why a trace does not run on the backend, or ``None`` if it runs."""
     unmet = unmet_by_trace(run.backend.capabilities, param.scenario, run.dims, param.dtype)
     return _skip(run, unmet) if unmet else None
 
@@ -178,7 +186,7 @@ def why_skip_trace(run: Run, param: TraceParam) -> Skip | None:
 def unmet_by_trace(
     capabilities: Capabilities, scenario: Scenario, dims: MlaDims, dtype: str
 ) -> list[str]:
-    """Return what the steps of `scenario` need beyond what is declared, one phrase each."""
+    """Return a phrase for each capability that the steps of `scenario` need and that is missing."""
     trace = trace_of(scenario, dims, dtype)
     ops, features = ["plan", "append", "attend"], ["mixed", "padding", "replay"]
     if trace.world > 1:
@@ -193,7 +201,7 @@ def unmet_by_trace(
 
 
 def why_skip_word(run: Run, word: str) -> Skip | None:
-    """Return why the backend is not asked anything that needs the op or feature `word`."""
+    """Return why tests that need the op or feature `word` do not run, or ``None`` if they run."""
     capabilities = run.backend.capabilities
     if word in capabilities.ops | capabilities.features:
         return None
@@ -201,28 +209,32 @@ def why_skip_word(run: Run, word: str) -> Skip | None:
 
 
 def check_left_out(profile: Profile) -> None:
-    """Refuse a profile that leaves out what is not there.
+    """Check that every group and case that a profile leaves out exists.
 
     Raises
     ------
     ValueError
+        The profile leaves out an unknown group or case.
     """
     known = {*SUITE_GROUPS, *(case.id for cases in CASES.values() for case in cases)}
     unknown = sorted(set(profile.left_out) - known)
     if unknown:
-        raise ValueError(f"profile {profile.name}: left_out has no group or case {unknown}")
+        raise ValueError(
+            f"profile {profile.name}: left_out: the suite has no group or case {unknown}"
+        )
 
 
 def why_left_out(run: Run, group: str, case: str | None) -> Skip | None:
-    """Return why the run's profile leaves a group or the case called `case` out.
+    """Return why the run's profile excludes a group or a case, or ``None`` if it does not.
 
-    No profile says how a step is presented that no rule allows.
+    The group ``bounded`` runs only with the conventions of the rules, because a profile does not
+    define how illegal steps are presented.
     """
     if group == bounded.GROUP and not run.profile.as_written:
-        return Skip(f"asked in the rules' own terms alone, not in profile {run.profile.name}")
+        return Skip(f"bounded steps do not run in profile {run.profile.name}; use profile strict")
     if {group, case}.isdisjoint(run.profile.left_out):
         return None
-    return Skip(f"left out of profile {run.profile.name}")
+    return Skip(f"profile {run.profile.name} leaves it out")
 
 
 def _skip(run: Run, unmet: list[str]) -> Skip:
@@ -230,5 +242,5 @@ def _skip(run: Run, unmet: list[str]) -> Skip:
     core = len(optional) < len(unmet)
     status = "core" if core else f"optional in mode {run.backend.mode}"
     if core and run.profile.undeclared == "skips":
-        core, status = False, f"not owed in profile {run.profile.name}"
+        core, status = False, f"not required in profile {run.profile.name}"
     return Skip(f"{'; '.join(unmet)} ({status})", core)

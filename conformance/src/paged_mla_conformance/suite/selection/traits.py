@@ -1,7 +1,7 @@
-"""What is known of the situation that a test asks, as plain numbers and words.
+"""The traits of a test: plain numbers and words that describe its case.
 
-Failures of one bug have something in common which other tests do not have. These are the things
-among which a report looks for it.
+Failures of one bug have something in common that other tests do not have. A report searches for it
+among these traits.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from paged_mla_shared.formats import format_of
 from paged_mla_shared.problem import Mask
 
 Traits = dict[str, Any]
-"""By name, as JSON can hold them; what a test does not have, or nobody knows, is absent."""
+"""Values that JSON can represent, by their names; unknown traits are absent."""
 
 
 def traits_of_case(run: Run, case: Case, dtype: str) -> Traits:
-    """Return what is known of a case in an element type.
+    """Return the traits of a case in an element type.
 
-    ``keys`` are the lengths that rows with queries have, ``seen`` counts of keys that queries see,
-    the fewest and the most of each row among them; both ascend. ``longest``, ``shortest`` and
-    ``fewest`` are their ends, 0 where there is none. ``work`` counts pairs of a query, a key and a
-    head, to tell a small case from a large one.
+    ``keys`` lists the lengths of rows that have query tokens. ``seen`` lists how many keys query
+    tokens see; it includes the fewest and the most of each row. Both are sorted. ``longest`` and
+    ``shortest`` are the ends of ``keys``, and ``fewest`` is the first of ``seen``. They are 0 if
+    the list is empty. ``work`` estimates the size of the case: it counts pairs of a query token and
+    a key in each head, and the elements of a large cache.
     """
     dims, mask = run.dims, case.mask
     if isinstance(case, PrefillCase):
@@ -81,7 +82,7 @@ def traits_of_case(run: Run, case: Case, dtype: str) -> Traits:
 
 
 def _seen(row: Row, mask: Mask) -> set[int]:
-    """Return how many keys the first, the last two, and so any query of a row may see."""
+    """Return how many keys the first and the last two query tokens of a row see."""
     if mask is Mask.NON_CAUSAL or row.query_len == 1:
         return {row.seq_len}
     counts = (row.seq_len - row.query_len + 1, row.seq_len - 1, row.seq_len)

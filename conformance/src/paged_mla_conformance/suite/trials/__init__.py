@@ -1,1 +1,1 @@
-"""How one test uses a backend: load, call and compare."""
+"""The code with which a test uses a backend: it loads caches, makes calls and compares outputs."""

@@ -1,7 +1,8 @@
-"""One step of a layer in both forms: absorbed over the cache, materialized beside it (S-21).
+"""Check a step of a layer in both forms: absorbed over the cache, and materialized (S-21).
 
-Both are held against one answer, exact from the latents, the queries and the weights. What each
-form hands on in the problem's dtype, the rounded oracle rounds too, so that the budget has it.
+Both outputs are compared with one output that is computed exactly from the latents, the queries and
+the weights. The rounded oracle rounds every value that a form stores in the problem's dtype, so
+that the budget includes these roundings.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from paged_mla_shared.strides import strided
 
 @dataclass(frozen=True)
 class Layer:
-    """A stage, the heads' queries [T, H, N] before they are absorbed, and weights of its dtype."""
+    """A stage, its queries [T, H, N] before they are absorbed, and weights in its dtype."""
 
     stage: Stage
     q: NDArray[Any]
@@ -42,9 +43,17 @@ class Layer:
 
     @classmethod
     def of(cls, stage: Stage, seed: int, *, strided_inputs: bool = False) -> Layer:
-        """Draw queries and weights, views if asked; keys and values are as large as latents.
+        """Draw random queries and weights for a stage.
 
-        Both are as spread as the step's queries, and those that no rule lets anyone read are NaN.
+        Queries are normal with variance 1, and NaN where a token sees no key. Weights are scaled so
+        that keys and values are as large as the latents.
+
+        Parameters
+        ----------
+        stage : Stage
+        seed : int
+        strided_inputs : bool
+            Whether queries and weights are strided views.
         """
         dims, dtype = stage.problem.dims, stage.problem.dtype
         rng = np.random.default_rng(seed)
@@ -59,33 +68,41 @@ class Layer:
 
     @property
     def weights(self) -> UpProjection:
-        """Both projections."""
+        """The projections of keys and of values."""
         return UpProjection.of_kv_b_proj(self.kv_b_proj, self.stage.problem.dims)
 
     def asked(self, absorbed_rows: int = 0, workspace: int = 0) -> LayerBatch:
-        """Return the step as a layer is asked it."""
+        """Return the arguments of a ``layer`` call for this step.
+
+        Parameters
+        ----------
+        absorbed_rows : int
+            The number of rows to compute in absorbed form.
+        workspace : int
+            The number of keys that are materialized at once.
+        """
         step = replace(self.stage.batch, q_nope=self.q)
         return LayerBatch(step, self.kv_b_proj, absorbed_rows, workspace)
 
     def materialized(self, rounding: Rounding = Rounding.SPEC) -> PrefillBatch:
-        """Return the step with keys and values of every head."""
+        """Return the step as a prefill with keys and values of every head."""
         stage, step = self.stage, self.asked().step
         return materialized_step(stage.problem, step, stage.after, self.weights, rounding)
 
     def attended(self, rounding: Rounding) -> Answer:
-        """Return the absorbed oracle's answer, projected."""
+        """Return the projected output of the absorbed oracle."""
         return attended(self.stage.problem, self.asked(), self.stage.after, rounding)
 
 
 def layers_of(trial: Trial) -> Iterator[Layer]:
-    """Yield every step of the trial's case as one of a layer, each with weights of its own."""
+    """Yield a layer with its own weights for every step of the trial's case."""
     seed = zlib.crc32(trial.case.id.encode())
     for number, step in enumerate(build_steps(trial.case, trial.dims, trial.dtype)):
         yield Layer.of(Stage.of(step), seed + number, strided_inputs=trial.case.strided_inputs)
 
 
 def check_both_forms(trial: Trial) -> None:
-    """Ask every step of the trial's case in both forms; no prefill has the mask of a tree."""
+    """Check every step of the trial's case in both forms; with tree masks only in absorbed form."""
     runner = trial.prepare()
     for layer in layers_of(trial):
         stage, problem = layer.stage, layer.stage.problem
@@ -100,7 +117,7 @@ def check_both_forms(trial: Trial) -> None:
         runner.load_cache(stage.after)
         answer = runner.attend(absorbed)
         projected = round_to(layer.weights.project(answer.out), "float32")
-        widest = layer.attended(Rounding.EXACT)  # scores are sums of R + P products
+        widest = layer.attended(Rounding.EXACT)  # its scores are sums of R + P products
         trial.checks += _check(
             problem.dtype,
             absorbed,
@@ -111,7 +128,7 @@ def check_both_forms(trial: Trial) -> None:
 
 
 def _check(dtype: str, batch: Rows, actual: Output, exact: Answer, rounded: Answer) -> list[Check]:
-    """Hold an answer against the exact one."""
+    """Compare an output with the exact output."""
     keys, terms = keys_of_tokens(batch), batch.query_width
     allowed = (
         budgets.out_budget(dtype, exact, rounded, keys, terms),

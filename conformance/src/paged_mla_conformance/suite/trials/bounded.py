@@ -1,8 +1,8 @@
-"""Steps that no rule allows, put to a backend that is bounded whatever a step holds.
+"""Check illegal steps on a backend that declares ``bounded``.
 
-Rows that are legal are answered as if the others were padding; no other byte of the cache changes;
-and the runner's next step is right. What an illegal step is taken for is said in
-:mod:`paged_mla_reference.rules.bounded`.
+Legal rows must have the outputs that they have if illegal rows are padding. No other byte of the
+cache may change, and the next step of the runner must be right.
+:mod:`paged_mla_reference.rules.bounded` defines how an illegal step is interpreted.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from paged_mla_shared.problem import Batch, MaskSpelling, Metadata, Output, Prob
 
 
 def check_bounded(trial: Trial) -> None:
-    """Ask the trial's case as it is changed, and then as it was, on one unchecked runner."""
+    """Run the illegal step of the trial's case, then the legal one, on one unchecked runner."""
     assert isinstance(trial.case, IllegalCase)
     problem = trial.problem
     [step] = build_steps(trial.case, trial.dims, trial.dtype)
     good = Stage.of(step)
     runner = cast("BoundedBackend", trial.backend).prepare_unchecked(problem)
     given = spoilt(trial.case, problem, _other_tokens(good.batch))
-    # Other tokens than those of the step are there before, so that what is not written shows.
+    # The cache holds other tokens before the step, so that a missing write is found.
     runner.load_cache(good.after)
     taken = bounded.taken_as(problem, given)
     stage = Stage(problem, taken, good.after, append(problem, taken, good.after))
@@ -49,10 +49,10 @@ def check_bounded(trial: Trial) -> None:
 
 
 def _in_cache(problem: Problem, planned: Metadata) -> Metadata:
-    """Return what was planned with slots past the cache as -1.
+    """Return the plan with -1 in place of slots past the end of the cache.
 
-    A plan knows no cache: of a block past its end it may derive the slot. An append writes nothing
-    there, which is looked at too.
+    A plan does not use the size of the cache, so it may compute slots of blocks past its end. An
+    append must not write there; the comparison of the cache checks that.
     """
     slots = planned.slot_mapping
     end = problem.num_blocks * problem.block_size
@@ -60,7 +60,7 @@ def _in_cache(problem: Problem, planned: Metadata) -> Metadata:
 
 
 def spoilt(case: IllegalCase, problem: Problem, batch: Batch) -> Batch:
-    """Return the legal step with what the case changes in it."""
+    """Return the legal step with the changes of the case."""
     starts, lengths = batch.cu_seqlens_q.copy(), batch.seq_lens.copy()
     for entry, value in case.starts:
         starts[entry] = value
@@ -91,7 +91,7 @@ def spoilt(case: IllegalCase, problem: Problem, batch: Batch) -> Batch:
 
 
 def _with_columns(mask: NDArray[Any], batch: Batch, lengths: NDArray[np.int32]) -> NDArray[Any]:
-    """Return a mask spelled FULL whose rows have as many columns as `lengths` says, if any."""
+    """Return a mask in the form FULL whose rows have as many columns as `lengths` states."""
     query_lens = batch.query_lens.astype(np.int64)
     rows = np.split(mask, np.cumsum(query_lens * batch.seq_lens)[:-1])
     for row in np.flatnonzero(lengths != batch.seq_lens).tolist():
@@ -100,12 +100,12 @@ def _with_columns(mask: NDArray[Any], batch: Batch, lengths: NDArray[np.int32]) 
 
 
 def _other_tokens(batch: Batch) -> Batch:
-    """Return the step with other latents and keys."""
+    """Return the step with doubled latents and keys."""
     return replace(batch, ckv=batch.ckv + batch.ckv, k_pe=batch.k_pe + batch.k_pe)
 
 
 def _check_answers(trial: Trial, actual: Output, stage: Stage, given: Batch) -> None:
-    """Hold the answers that have a meaning against the oracle's."""
+    """Compare the outputs of the tokens for which the rules define an output."""
     known = bounded.has_meaning(stage.problem, given)
     exact, rounded, allowance = trial.answers(stage, known)
     compare.same_form("out", actual.out, exact.out.shape, stage.problem.dtype)
@@ -121,7 +121,7 @@ def _check_answers(trial: Trial, actual: Output, stage: Stage, given: Batch) -> 
 
 
 def _check_gathered(trial: Trial, runner: Runner, stage: Stage, given: Batch) -> None:
-    """Hold what is gathered of rows that are taken as they are against what the cache holds."""
+    """Compare the gathered keys of the rows that are legal with the contents of the cache."""
     actual = runner.gather_context(given)
     expected = gather_context(stage.problem, stage.batch, stage.after)
     strange = bounded.strange_rows(stage.problem, given)

@@ -1,10 +1,10 @@
-"""Whole layers: each step in both forms and in parts, and prompts in chunks of tokens (S-21, S-19).
+"""Check whole layers: each step in both forms and in parts, and prompts in chunks (S-21, S-19).
 
-Later steps of a runner have the bits of a fresh one (S-17), rows of a batch-invariant backend those
-that they have beside any others (S-20).
+Later steps of a runner must have the bits of a new runner (S-17). Rows of a batch-invariant backend
+must have the same bits with any other rows (S-20).
 
-All answers are held against one that is exact from latents, queries and weights
-(:mod:`paged_mla_reference.tolerance.layers`).
+All outputs are compared with one output that is computed exactly from the latents, the queries and
+the weights (:mod:`paged_mla_reference.tolerance.layers`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.problem import Batch, Mask, Output, cu_seqlens_of
 
-CHUNK_ENDS = (40, 64, 71)  # positions: inside a block, at its edge, and a few tokens on
-IN_CHUNKS = {"mixed", "padding", "replay"}  # what steps of chunks are, some rows of which are done
+CHUNK_ENDS = (40, 64, 71)  # positions: inside a block, at a block edge, and a few tokens later
+IN_CHUNKS = {"mixed", "padding", "replay"}  # features that steps of chunks need
 
 
 def check_layer(trial: Trial) -> None:
-    """Ask every step of the trial's case as a layer."""
+    """Check every step of the trial's case through the operation ``layer``."""
     runner = trial.prepare_first()
     in_chunks = trial.backend.capabilities.features >= IN_CHUNKS
     for number, layer in enumerate(layers_of(trial)):
@@ -55,10 +55,10 @@ def check_layer(trial: Trial) -> None:
 
 
 def check_layer_bits(trial: Trial) -> None:
-    """Ask some rows of a right answer in each arrangement; they keep their bits (S-20).
+    """Check that rows of a right output keep their bits in each arrangement of rows (S-20).
 
-    Which form a row has and what parts its keys come in is the caller's choice, and stays: all rows
-    are absorbed, or none and the keys are in one part.
+    The caller chooses the form of a row and the parts of its keys, and both stay the same: either
+    all rows are absorbed, or no row is and the keys are in one part.
     """
     [step], [layer] = build_steps(trial.case, trial.dims, trial.dtype), layers_of(trial)
     stage, problem = layer.stage, layer.stage.problem
@@ -80,20 +80,20 @@ def check_layer_bits(trial: Trial) -> None:
 
 
 def _alone(trial: Trial, layer: Layer, absorbed_rows: int, workspace: int) -> Output:
-    """Return the answer of a runner that is asked nothing else."""
+    """Return the output of a new runner that runs only this layer."""
     runner = _loaded(trial, layer.stage)
     return _ask(runner, layer.stage, layer.asked(absorbed_rows, workspace))
 
 
 def _loaded(trial: Trial, stage: Stage) -> Runner:
-    """Return a new runner, whose cache is as it is before the append."""
+    """Return a new runner with the cache from before the append."""
     runner = trial.prepare()
     runner.load_cache(stage.before)
     return runner
 
 
 def _ask(runner: Runner, stage: Stage, batch: LayerBatch) -> Output:
-    """Return the answer to a step, whose elements are of the problem's type (S-5)."""
+    """Call a layer and return its output; `out` must have the problem's dtype (S-5)."""
     answer, dtype = runner.layer(batch), stage.problem.dtype
     if dtype_name(answer.out.dtype) != dtype:
         raise compare.Mismatch("S-5", "out", f"dtype {answer.out.dtype}, expected {dtype}")
@@ -101,9 +101,9 @@ def _ask(runner: Runner, stage: Stage, batch: LayerBatch) -> Output:
 
 
 def _over_held(trial: Trial, runner: Runner, stage: Stage, right: RightLayer) -> RightLayer:
-    """Hold the cache of a runner that wrote a step; return what is right over what it holds.
+    """Compare the cache of a runner that wrote a step; return the right layer over that cache.
 
-    Keys that were rotated may be rounded otherwise (S-12).
+    The runner may round rotated keys in another legal way (S-12).
     """
     held = trial.compare_cache(runner, stage, is_written=True)
     if (held.blocks == stage.after.blocks).all():
@@ -112,15 +112,16 @@ def _over_held(trial: Trial, runner: Runner, stage: Stage, right: RightLayer) ->
 
 
 def _check(right: RightLayer, answer: Output, workspace: int) -> list[Check]:
-    """Hold an answer that was made of parts of so many keys."""
+    """Compare an output that was computed in parts of at most `workspace` keys."""
     allowed = right.allowed_in_parts(workspace)
     return compare.check_layer(right.batch.step, answer, right.exact, allowed)
 
 
 def _forms(stage: Stage) -> Iterator[tuple[int, int]]:
-    """Yield absorbed rows and workspace: half the rows and one part, none and several, then all.
+    """Yield pairs of the number of absorbed rows and the workspace.
 
-    Where the mask is not causal, all rows are absorbed.
+    They are half of the rows with one part, no rows with several parts, then all rows. If the mask
+    is not causal, all rows are absorbed.
     """
     keys, fewest = int(stage.batch.seq_lens.sum()), stage.problem.max_query_tokens
     if stage.problem.mask is not Mask.CAUSAL:
@@ -132,7 +133,7 @@ def _forms(stage: Stage) -> Iterator[tuple[int, int]]:
 
 
 def _in_chunks(runner: Runner, layer: Layer, step: Batch) -> Output:
-    """Ask whole prompts in chunks of their tokens, one step after the other."""
+    """Return the output of whole prompts that run in chunks of tokens, one step for each chunk."""
     problem = layer.stage.problem
     lines = (step.num_tokens, problem.dims.num_heads)
     out, lse = np.zeros((*lines, problem.dims.v_head_dim)), np.full(lines, -np.inf, np.float32)
@@ -144,7 +145,7 @@ def _in_chunks(runner: Runner, layer: Layer, step: Batch) -> Output:
 
 
 def _chunks(step: Batch) -> Iterator[tuple[NDArray[np.int64], Batch]]:
-    """Yield whole prompts in chunks: which tokens, and the step that has them."""
+    """Yield the chunks of whole prompts: the numbers of their tokens, and a step with them."""
     lens = step.query_lens.astype(np.int64)
     ends = [end for end in CHUNK_ENDS if end < lens.max()]
     for first, last in pairwise((0, *ends, int(lens.max()))):

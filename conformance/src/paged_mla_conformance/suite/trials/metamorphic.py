@@ -1,4 +1,4 @@
-"""Metamorphic variants of a step: every query must keep its answer (S-19, S-20)."""
+"""Metamorphic variants of a step: the output of every query token must stay (S-19, S-20)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from paged_mla_shared.problem import Batch, Problem, cu_seqlens_of
 
 @dataclass(frozen=True)
 class Form:
-    """A step in another form.
+    """A variant of a step.
 
     Parameters
     ----------
     step : Step
+        The variant.
     tokens : int64 [n]
-        For each of its query tokens, the token of the original step.
+        For each query token of the variant, the token of the original step.
     out_factor : float
-        What its answers are multiplied by, a power of two.
+        The factor by which ``out`` of the variant is larger, a power of two.
     """
 
     step: Step
@@ -35,7 +36,7 @@ class Form:
 
 
 def relabelled_blocks(step: Step) -> Form:
-    """Give every block another id."""
+    """Return the step with another id for every block."""
     problem, batch = step.problem, step.batch
     ids = np.arange(problem.num_blocks)[::-1].astype(np.int32)
     known = (batch.block_table >= 0) & (batch.block_table < problem.num_blocks)
@@ -45,7 +46,7 @@ def relabelled_blocks(step: Step) -> Form:
 
 
 def other_block_size(step: Step) -> Form:
-    """Lay the rows out in blocks of 16 tokens."""
+    """Return the step with blocks of 16 tokens."""
     needed = [blocks_of(n, 16) for n in step.batch.seq_lens.tolist()]
     problem = replace(step.problem, block_size=16, num_blocks=sum(needed) + 3)
     table = np.full((len(needed), max(needed) + 2), INT32_MAX, np.int32)
@@ -57,17 +58,17 @@ def other_block_size(step: Step) -> Form:
 
 
 def permuted_requests(step: Step) -> Form:
-    """Reverse the rows."""
+    """Return the step with its rows in reverse order."""
     return of_rows(step, np.arange(step.batch.num_rows)[::-1])
 
 
 def no_batch_mates(step: Step) -> Form:
-    """Leave the second row alone in its batch."""
+    """Return the step with only its second row."""
     return of_rows(step, np.array([1]))
 
 
 def scaled_queries(step: Step) -> Form:
-    """Double the queries and halve the scale."""
+    """Return the step with doubled queries and half the softmax scale."""
     batch, problem = step.batch, step.problem
     doubled = replace(batch, q_nope=batch.q_nope * 2, q_pe=batch.q_pe * 2)
     halved = replace(problem, softmax_scale=problem.softmax_scale / 2)
@@ -75,7 +76,7 @@ def scaled_queries(step: Step) -> Form:
 
 
 def scaled_latents(step: Step) -> Form:
-    """Double the latents and halve what meets them; answers double."""
+    """Return the step with doubled latents and half their queries; its outputs double."""
     batch = step.batch
     half = batch.q_nope.dtype.type(0.5)
     scaled = replace(batch, q_nope=batch.q_nope * half, ckv=batch.ckv * 2)
@@ -94,16 +95,21 @@ FORMS: tuple[Callable[[Step], Form], ...] = (
 
 
 def halves(stage: Stage) -> tuple[Problem, list[Batch]]:
-    """Return each query of a causal step as a row, over the first and the second part of its keys.
+    """Return two batches over the first and the second part of the keys of each query token.
 
-    Both read the cache after the append. The cut is a block edge; a query that sees one block
-    has no second part: a row of length 0.
+    Each query token of the causal step becomes a row. Both batches read the cache after the append.
+    The cut is at a block edge. The second row of a query token that sees one block has length 0.
+
+    Returns
+    -------
+    tuple of Problem and list of Batch
+        The problem with enough rows, and the two batches.
     """
     batch, size = stage.batch, stage.problem.block_size
     rows = np.repeat(np.arange(batch.num_rows), batch.query_lens)
     first = np.repeat(context_lens(batch), batch.query_lens)
     index = np.concatenate([np.arange(n) for n in batch.query_lens])
-    lengths = first + index + 1  # keys each query sees
+    lengths = first + index + 1  # keys that each query token sees
     before = np.maximum(lengths // size // 2, 1) * size
     cuts = np.minimum(before, lengths)
     parts = []
@@ -128,7 +134,7 @@ def _every(batch: Batch) -> NDArray[np.int64]:
 
 
 def of_rows(step: Step, rows: NDArray[np.int64]) -> Form:
-    """Return the step of some rows, in that order, without padded tokens."""
+    """Return the step with only these rows, in this order, without padded tokens."""
     batch = step.batch
     tokens = _of_spans(batch.cu_seqlens_q, rows)
     keys = _of_spans(np.concatenate([[0], np.cumsum(context_lens(batch))]), rows)
@@ -155,7 +161,7 @@ def of_rows(step: Step, rows: NDArray[np.int64]) -> Form:
 def of_prefill_rows(
     batch: PrefillBatch, rows: NDArray[np.int64]
 ) -> tuple[PrefillBatch, NDArray[np.int64]]:
-    """Return the prefill of some rows, in that order, and which queries of `batch` it has."""
+    """Return the prefill with only these rows, in this order, and its query tokens in `batch`."""
     tokens = _of_spans(batch.cu_seqlens_q, rows)
     keys = _of_spans(batch.cu_seqlens_k, rows)
     chosen = replace(
@@ -172,7 +178,7 @@ def of_prefill_rows(
 
 
 def arrangements(batch: Batch | PrefillBatch) -> dict[str, NDArray[np.int64]]:
-    """Return which rows of `batch` stand beside each other, by what is told of them (S-20)."""
+    """Return arrangements of the rows of `batch`: row numbers, by a description (S-20)."""
     rows = np.flatnonzero(batch.seq_lens)
     if len(rows) == 0:
         return {}

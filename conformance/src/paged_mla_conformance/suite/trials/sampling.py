@@ -1,4 +1,4 @@
-"""Which query tokens of a large step the oracle answers, so that production's sizes stay cheap."""
+"""Choose the query tokens of a large step for which the oracle computes the output."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 from paged_mla_reference.rules.paging import keys_of_tokens, query_spans
 from paged_mla_shared.problem import Batch, Problem
 
-MAX_WORK = 3e9  # products of an element of a query with one of a key: seconds of one core
-_TILES = (16, 64, 128, 256, 512)  # edges at which kernels cut queries
+MAX_WORK = 3e9  # multiplications of query and key elements, which take seconds on one core
+_TILES = (16, 64, 128, 256, 512)  # sizes of query tiles in kernels
 
 
 def asked_tokens(problem: Problem, batch: Batch) -> NDArray[np.bool_]:
     """Return the query tokens to compare in full, bool [T].
 
-    All of them if that is little work. Else the first and the last of every row and those around
-    the edges of common tiles, as many as the work allows, then others drawn at random (the same
-    for the same step).
+    If the work is small, all tokens are compared. Otherwise the first and last token of every row
+    have priority, then tokens at the edges of common tiles, then random tokens, up to ``MAX_WORK``.
+    The choice is the same for the same step.
     """
     tokens = batch.num_tokens
     work = keys_of_tokens(batch) * problem.dims.num_heads * problem.dims.cached_dim
@@ -33,7 +33,7 @@ def asked_tokens(problem: Problem, batch: Batch) -> NDArray[np.bool_]:
 
 
 def _rank(batch: Batch) -> NDArray[np.int64]:
-    """Return how telling each token is, int64 [T]: 0 the most."""
+    """Return the priority of each token, int64 [T]; 0 is the highest."""
     rank = np.full(batch.num_tokens, 2)
     for span in query_spans(batch):
         count = span.stop - span.start

@@ -1,4 +1,4 @@
-"""Runs a backend on a simulated engine's trace; its cache persists between steps (S-19)."""
+"""Run a backend on the trace of a simulated engine; the cache persists between steps (S-19)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paged_mla_shared.problem import Batch, Mask, Output, Problem
 
 
 class TraceMismatch(Mismatch):
-    """A wrong answer to one step of a trace; says which step and token."""
+    """A wrong output in a step of a trace; the message names the step and the token."""
 
     def __init__(self, trace: Trace, step: TraceStep, cause: Mismatch) -> None:
         place = f"trace {trace.name}, step {step.number}, rank {step.rank}"
@@ -37,7 +37,7 @@ class TraceMismatch(Mismatch):
 
 
 class TraceCrash(RuntimeError):
-    """An exception where a step should have had an answer; says which step."""
+    """An exception of a backend in a step of a trace; the message names the step."""
 
     def __init__(self, trace: Trace, step: TraceStep, cause: Exception) -> None:
         place = f"trace {trace.name}, step {step.number}, rank {step.rank}"
@@ -45,10 +45,10 @@ class TraceCrash(RuntimeError):
 
 
 class RankCache:
-    """One rank's cache, on the backend and as it should be.
+    """The cache of one rank: the actual one on the backend, and the expected one.
 
-    There is one runner per mask. The cache lives in the one that ran last and is handed over,
-    byte for byte, when the other one's turn comes.
+    There is one runner for each mask. The runner that ran last holds the cache. When another runner
+    is needed, the cache is copied to it byte for byte.
     """
 
     def __init__(self, backend: Backend, trace: Trace) -> None:
@@ -62,7 +62,7 @@ class RankCache:
         self._runners[Mask.CAUSAL].load_cache(self.expected)
 
     def runner(self, mask: Mask) -> Runner:
-        """Return the runner of a mask, holding the cache."""
+        """Return the runner of a mask after copying the cache to it."""
         if mask is not self._holder:
             self._runners[mask].load_cache(self.held)
             self._holder = mask
@@ -70,13 +70,21 @@ class RankCache:
 
     @property
     def held(self) -> CacheImage:
-        """The cache as it is."""
+        """The actual cache, read from the runner that holds it."""
         every = np.arange(self.expected.layout.num_blocks, dtype=np.int64)
         blocks = self._runners[self._holder].read_cache(every)
         return replace(self.expected, block_ids=every, blocks=blocks)
 
     def check(self, held: CacheImage, writer: caches.Writer) -> list[Check]:
-        """Compare every byte of the cache, to which `writer` is the last that wrote (S-10)."""
+        """Compare every byte of the cache with the expected cache (S-10).
+
+        Parameters
+        ----------
+        held : CacheImage
+            The actual cache.
+        writer : Writer
+            The tokens and slots of the last append.
+        """
         self._written = np.union1d(self._written, writer.slots)
         return caches.check_cache(
             held.layout,
@@ -89,16 +97,16 @@ class RankCache:
 
 
 class TraceTrial:
-    """A scenario against a backend, step by step; keeps the tightest check of each kind.
+    """Runs a scenario on a backend step by step, and keeps the tightest check of each kind.
 
     Attributes
     ----------
     note : str
-        How the scenario was adapted to what the backend declares.
+        How the scenario was adapted to the backend.
     steps, tokens : int
-        Batches and real query tokens asked so far.
+        How many batches, and how many query tokens without padding, ran so far.
     coverage : Coverage
-        Situations the schedule reached.
+        The situations that the schedule reached.
     """
 
     def __init__(
@@ -115,11 +123,17 @@ class TraceTrial:
 
     @property
     def checks(self) -> list[Check]:
-        """The check of each kind that came closest to its budget."""
+        """For each kind of check, the one whose error is closest to its budget."""
         return list(self._tightest.values())
 
     def check(self) -> int:
-        """Run the whole scenario; return the number of batches, all of which were right."""
+        """Run the whole scenario and return the number of its batches.
+
+        Raises
+        ------
+        TraceMismatch, TraceCrash
+            See :meth:`check_step`.
+        """
         problem, engine = self.trace.problems[Mask.CAUSAL], Engine(self.scenario.config)
         self.coverage = engine.coverage
         for step in record(self.scenario, problem.dims, problem.dtype, engine):
@@ -127,11 +141,14 @@ class TraceTrial:
         return self.steps
 
     def check_step(self, step: TraceStep) -> None:
-        """Plan, append and attend one step, and compare with the dense answer.
+        """Plan, append and attend one step, and compare with the dense output.
 
         Raises
         ------
-        TraceMismatch, TraceCrash
+        TraceMismatch
+            A result is wrong, or the schedule breaks a rule.
+        TraceCrash
+            The backend raised an exception other than ``OutOfMemory``.
         """
         self.steps += 1
         self.tokens += len(step.tokens)
@@ -141,7 +158,7 @@ class TraceTrial:
         except Mismatch as mismatch:
             raise TraceMismatch(self.trace, step, mismatch) from mismatch
         except OutOfMemory:
-            raise  # the schedule was not run
+            raise  # the test of the schedule is skipped
         except Exception as error:
             raise TraceCrash(self.trace, step, error) from error
 
@@ -158,7 +175,7 @@ class TraceTrial:
         checks += cache.check(held, writer)
         answer = runner.attend(step.batch)
         exact, rounded = step.exact, step.rounded
-        if (held.blocks != cache.expected.read(held.block_ids)).any():  # a key, rounded otherwise
+        if (held.blocks != cache.expected.read(held.block_ids)).any():  # another legal rounding
             exact, rounded = (attend(problem, step.batch, held, each) for each in Rounding)
         checks += compare.check_output(problem, step.batch, answer, exact, rounded)
         if self.trace.world > 1:
@@ -166,7 +183,7 @@ class TraceTrial:
         return checks
 
     def _merge(self, runner: Runner, step: TraceStep, answer: Output) -> list[Check]:
-        """Merge the answers of all ranks once the last one has come (S-8, S-18)."""
+        """Merge the partial results of all ranks after the last rank has run (S-8, S-18)."""
         if step.rank == 0:
             self._partials = []
         self._partials.append(Output(answer.out.astype(np.float32), answer.lse))
@@ -182,12 +199,12 @@ class TraceTrial:
 
 
 def _check_legal(problem: Problem, batch: Batch) -> None:
-    """Hold a step of the schedule against the rules; a wrong engine makes steps that break them.
+    """Check that a step of the schedule follows the rules; a wrong engine makes illegal steps.
 
     Raises
     ------
     Mismatch
-        Its rows share blocks as no rule allows (S-13), or its lengths or tables are wrong (S-2).
+        Rows share blocks illegally (S-13), or the lengths or tables of the step are wrong (S-2).
     """
     try:
         validate_batch(problem, batch)

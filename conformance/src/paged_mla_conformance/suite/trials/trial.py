@@ -1,4 +1,4 @@
-"""One test case on one backend: loads the cache, calls the backend and compares its answers."""
+"""Run one case on one backend: load the cache, call the backend and compare its outputs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Batch, Output, Problem
 from paged_mla_shared.query_inputs import build_queries
 
-MAX_BLOCKS_READ = 4096  # of a cache too large to read back whole
+MAX_BLOCKS_READ = 4096  # larger caches are not read back whole
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A step as the backend gets it: its batch, and the cache before and after the append."""
+    """A step for a backend: its problem and batch, and the cache before and after the append."""
 
     problem: Problem
     batch: Batch
@@ -52,12 +52,18 @@ class Stage:
 
     @classmethod
     def of(cls, step: Step) -> Stage:
-        """Let the reference lay out `step`."""
+        """Build the stage of `step` with the reference."""
         batch, before = materialize(step)
         return cls(step.problem, batch, before, append(step.problem, batch, before))
 
     def answers(self, asked: NDArray[np.bool_] | None = None) -> tuple[Answer, Answer]:
-        """Return the oracle's answers, exact and rounded where the specification rounds."""
+        """Return the oracle's outputs: exact, and rounded where the specification rounds.
+
+        Parameters
+        ----------
+        asked : bool [T], optional
+            The query tokens to compute; by default all of them.
+        """
         problem, batch, image = self.problem, self.batch, self.after
         exact = attend(problem, batch, image, Rounding.EXACT, asked)
         return exact, attend(problem, batch, image, Rounding.SPEC, asked)
@@ -65,9 +71,18 @@ class Stage:
 
 @dataclass
 class Trial:
-    """A case at given dims and dtype against a backend; collects the checks that held.
+    """A case in given dims and dtype on a backend.
 
-    `note` says where the case was adapted to what the backend declares.
+    Parameters
+    ----------
+    backend : Backend
+    case : Case
+    dims : MlaDims
+    dtype : str
+    note : str
+        How the case was adapted to the backend.
+    checks : list of Check
+        The comparisons that passed; methods append to it and raise ``Mismatch`` otherwise.
     """
 
     backend: Backend
@@ -78,22 +93,23 @@ class Trial:
     checks: list[Check] = field(default_factory=list)
 
     def stages(self) -> list[Stage]:
-        """Return every step of the case, laid out."""
+        """Return the stage of every step of the case."""
         return [Stage.of(step) for step in build_steps(self.case, self.dims, self.dtype)]
 
     @property
     def problem(self) -> Problem:
-        """The case's problem."""
+        """The problem of the case."""
         return self.case.problem(self.dims, self.dtype)
 
     def prepare(self) -> Runner:
-        """Build a runner of the case's problem."""
+        """Prepare a runner of the case's problem."""
         return self.backend.prepare(self.problem)
 
     def prepare_first(self) -> Runner:
-        """Build a runner of the case's problem, then one of another, unless their caches are huge.
+        """Prepare a runner of the case's problem, then one of another problem.
 
-        Where plans are declared, the other one plans between the calls of the first.
+        If the backend declares plans, the other runner plans between the calls of the returned
+        runner. If the case has a huge cache, no other runner is prepared.
         """
         runner, problem, capabilities = self.prepare(), self.problem, self.backend.capabilities
         if self.case.cache_elements:
@@ -102,24 +118,24 @@ class Trial:
         return InterleavedRunner(problem, runner, other) if "plan" in capabilities.ops else runner
 
     def check_metadata(self) -> None:
-        """Plan every step; positions and slots are exact."""
+        """Plan every step; positions and slots must be exact."""
         runner = self.prepare()
         for stage in self.stages():
             self._plan(runner, stage)
 
     def check_append(self) -> None:
-        """Append every step; every byte of the cache is right."""
+        """Append every step; every byte of the cache must be right."""
         runner = self.prepare()
         for stage in self.stages():
             runner.load_cache(stage.before)
             self.append(runner, stage)
 
     def check_append_again(self) -> None:
-        """Append every step, then what of it runs again as other tokens (S-10, S-11)."""
+        """Append every step, then append other tokens in place of its later ones (S-10, S-11)."""
         runner = self.prepare()
         for stage in self.stages():
             runner.load_cache(stage.before)
-            cached = self.append(runner, stage).after  # what may be rounded otherwise stays so
+            cached = self.append(runner, stage).after  # keeps the backend's own legal roundings
             again = others_past_the_first(stage.batch)
             after = append(stage.problem, again, cached)
             self.append(runner, Stage(stage.problem, again, cached, after))
@@ -133,7 +149,7 @@ class Trial:
             self.compare_cache(runner, stage, is_written=False)
 
     def check_step(self) -> list[Output]:
-        """Plan, append and attend every step on one runner; return the answers."""
+        """Plan, append and attend every step on one runner; return the outputs."""
         runner = self.prepare()
         answers: list[Output] = []
         for stage in self.stages():
@@ -143,7 +159,7 @@ class Trial:
         return answers
 
     def check_replay(self) -> None:
-        """Every step on one runner gives the bits that a fresh runner gives (S-17)."""
+        """Check that every step on one runner gives the bits that a new runner gives (S-17)."""
         answers = self.check_step()
         for number, (stage, answer) in enumerate(zip(self.stages(), answers, strict=True)):
             fresh = self.prepare()
@@ -152,12 +168,12 @@ class Trial:
             self.check_fresh(answer, fresh.attend(stage.batch), f"step {number}")
 
     def check_fresh(self, answer: Output, fresh: Output, what: str) -> None:
-        """Hold an answer bit for bit against that of a runner which was asked nothing else."""
-        why = f"{what}, against a fresh runner"
+        """Compare an output bit for bit with the output of a new runner."""
+        why = f"{what}, compared with a new runner"
         self.checks += compare.check_bitwise("S-17", answer, fresh, why)
 
     def check_beside(self) -> None:
-        """Append and attend every step in turns with a runner of another problem."""
+        """Append and attend every step, interleaved with a runner of another problem."""
         runner, problem = (
             self.prepare_first(),
             decoy_problem(self.problem, self.backend.capabilities),
@@ -172,7 +188,7 @@ class Trial:
             self.attend(runner, written)
 
     def check_read(self, name: str) -> None:
-        """Ask for an operation that reads rows, bit for bit; no byte of the cache may change."""
+        """Check an operation that reads rows, bit for bit; no byte of the cache may change."""
         runner = self.prepare_first()
         for stage in self.stages():
             runner.load_cache(stage.after)
@@ -182,7 +198,7 @@ class Trial:
             self.compare_cache(runner, stage, is_written=False)
 
     def check_queries(self) -> None:
-        """Quantize the queries of every step; codes and scales are exact but for rotations."""
+        """Quantize the queries of every step; codes and scales must be exact unless rotated."""
         assert isinstance(self.case, QueryCase)
         runner = self.prepare_first()
         batches = build_queries(self.case, self.dims, self.dtype)
@@ -193,9 +209,10 @@ class Trial:
             self.checks += check_queries(self.problem, batch, actual, expected, given=scale)
 
     def check_prefill(self) -> list[tuple[PrefillBatch, Output]]:
-        """Attend to keys and values of every head; in chunks of context too, where asked.
+        """Attend to keys and values of every head, and return the batches with their outputs.
 
-        Later steps of a runner have the bits of a fresh one (S-17).
+        If the case has a workspace, the context is also attended to in chunks. Later steps of a
+        runner must have the bits of a new runner (S-17).
         """
         assert isinstance(self.case, PrefillCase)
         runner, answers = self.prepare_first(), []
@@ -209,11 +226,11 @@ class Trial:
         return answers
 
     def _check_chunks(self, runner: Runner, batch: PrefillBatch, workspace: int) -> None:
-        """Each part of the keys is answered right, and merged they are the whole (S-8, S-21)."""
+        """Check the output over each part of the keys, and the merged output (S-8, S-21)."""
         parts = [self.prefill(runner, part) for part in chunked.parts_of(batch, workspace)]
         merged = chunked.merge_parts([part.answer for part in parts])
         whole = prefill(self.problem, batch, Rounding.EXACT).output("float32")
-        seen = np.isfinite(whole.lse).all(axis=1)  # the others saw nothing in any part
+        seen = np.isfinite(whole.lse).all(axis=1)  # other queries see no key in any part
         out, lse = budgets.chunk_budget(parts)
         self.checks += compare.check_same(
             "S-21",
@@ -237,7 +254,17 @@ class Trial:
         )
 
     def check_bits_kept(self, stage: Stage, changed: Batch, affected: Sequence[bool]) -> None:
-        """Attend to `stage` and to `changed`: exactly the `affected` tokens' bits differ (S-4)."""
+        """Check that exactly the `affected` tokens of `stage` and `changed` differ (S-4).
+
+        Parameters
+        ----------
+        stage : Stage
+            The step to attend.
+        changed : Batch
+            The same step with other keys in some tokens.
+        affected : sequence of bool
+            For each query token, whether it sees a changed key.
+        """
         runner = self.prepare()
         runner.load_cache(stage.before)
         runner.append(stage.batch)
@@ -248,12 +275,12 @@ class Trial:
         for token, may_differ in enumerate(affected):
             same = answer.out[token].tobytes() == again.out[token].tobytes()
             if same == bool(may_differ):
-                verb = "did not notice" if may_differ else "noticed"
-                raise compare.Mismatch("S-4", "out", f"token {token} {verb} a changed token")
+                verb = "did not change when a visible" if may_differ else "changed when an unseen"
+                raise compare.Mismatch("S-4", "out", f"token {token} {verb} token changed")
         self.checks.append(Check("bits kept", 0.0, 0.0))
 
     def answer(self, stage: Stage) -> Output:
-        """Append and attend `stage` on a runner of its own, without a look at the answer."""
+        """Append and attend `stage` on a new runner and return the output without a check."""
         runner = self.backend.prepare(stage.problem)
         runner.load_cache(stage.before)
         runner.append(stage.batch)
@@ -267,7 +294,20 @@ class Trial:
         whole: Output,
         again: Output,
     ) -> None:
-        """Hold `again`, of some `tokens` of `stage`, against `whole`; each has its budget."""
+        """Compare two outputs for some tokens of `stage`; each may be as far off as its budget.
+
+        Parameters
+        ----------
+        rule : str
+            The rule that a difference breaks.
+        stage : Stage
+        tokens : int64 [n]
+            The tokens of `stage` that `again` contains.
+        whole : Output
+            The output of all tokens of `stage`.
+        again : Output
+            Another output of the n tokens.
+        """
         allowed = compare.both_budgets(stage.problem, stage.batch, *stage.answers())
         mine = Output(whole.out[tokens], whole.lse[tokens])
         self.checks += compare.check_same(
@@ -280,9 +320,10 @@ class Trial:
         self.checks += compare.check_metadata(stage.batch, actual, expected)
 
     def append(self, runner: Runner, stage: Stage) -> Stage:
-        """Append `stage` on a runner whose cache is as it was before; every byte is right.
+        """Append `stage` on a runner whose cache is ``stage.before``; every byte must be right.
 
-        Return it with the cache as it is now: rotated keys may be rounded otherwise (S-12).
+        Return the stage with the cache of the runner, because it may round rotated keys in another
+        legal way (S-12).
         """
         kept = stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()
         runner.append(stage.batch)
@@ -291,13 +332,13 @@ class Trial:
         return replace(stage, after=self.compare_cache(runner, stage, is_written=True))
 
     def attend(self, runner: Runner, stage: Stage) -> Output:
-        """Attend `stage` on a runner whose cache holds it; compare with the oracle."""
+        """Attend `stage` on a runner whose cache contains its keys; compare with the oracle."""
         actual = runner.attend(stage.batch)
         self.hold(stage, actual)
         return actual
 
     def hold(self, stage: Stage, actual: Output) -> None:
-        """Compare an answer to `stage` with the oracle's."""
+        """Compare the output of `stage` with the oracle's output."""
         problem, batch = stage.problem, stage.batch
         exact, rounded, allowance = self.answers(stage, asked_tokens(problem, batch))
         self.checks += compare.check_output(
@@ -312,16 +353,21 @@ class Trial:
     def answers(
         self, stage: Stage, asked: NDArray[np.bool_] | None
     ) -> tuple[Answer, Answer, Allowance | None]:
-        """Return what answers are held against: exact, rounded, and what fast products may cost."""
+        """Return the exact and the rounded output, and the allowance for fast products, if any."""
         exact, rounded = stage.answers(asked)
         if not may_be_fast(stage.problem, self.backend.capabilities.products):
             return exact, rounded, None
         return exact, *fast_answers(stage.problem, stage.batch, stage.after, asked)
 
     def compare_cache(self, runner: Runner, stage: Stage, *, is_written: bool) -> CacheImage:
-        """Hold every byte of a runner's cache against what it is after the append; return it.
+        """Compare every byte of a runner's cache with ``stage.after``; return the runner's cache.
 
-        `is_written` says that the runner wrote the step's tokens, not the oracle.
+        Parameters
+        ----------
+        runner : Runner
+        stage : Stage
+        is_written : bool
+            Whether the runner wrote the tokens of the step, and not the oracle.
         """
         block_ids = _blocks_to_read(stage.after)
         slots = slots_to_write(stage.problem, stage.batch)
@@ -339,16 +385,16 @@ class Trial:
 
 
 def _blocks_to_read(image: CacheImage) -> NDArray[np.int64]:
-    """Return every block of a small cache; of a large one the live blocks and their aliases.
+    """Return the ids of the blocks to compare: all of a small cache, else live blocks and aliases.
 
-    An offset kept in 32 bits lands 2^31 or 2^32 elements or bytes away, an id kept in 16 or 24
-    bits as many blocks, so those blocks are read.
+    An offset that overflows 32 bits is wrong by 2^31 or 2^32 elements or bytes. A block id that
+    overflows 16 or 24 bits is wrong by as many blocks. The blocks at these distances are aliases.
     """
     total = image.layout.num_blocks
     if total <= MAX_BLOCKS_READ:
         return np.arange(total, dtype=np.int64)
     wraps = np.array([2**31, 2**32, 2**33, 2**34]) // image.layout.block_stride
-    wraps = np.concatenate([wraps, [2**16, 2**24]])  # of the block's own id
+    wraps = np.concatenate([wraps, [2**16, 2**24]])  # overflows of the block id
     near = image.block_ids[:, None] - wraps[None, :]
     aliases = (near[:, :, None] + np.array([-1, 0, 1])).ravel()
     wanted = np.unique(np.concatenate([image.block_ids, aliases, [0, total - 1]]))
@@ -356,7 +402,7 @@ def _blocks_to_read(image: CacheImage) -> NDArray[np.int64]:
 
 
 def others_past_the_first(batch: Batch) -> Batch:
-    """Return a step whose rows of several tokens ran their first one before; all are doubled."""
+    """Return the step without the first token of each longer row, with doubled keys."""
     longer = batch.query_lens > 1
     first = batch.cu_seqlens_q[:-1][longer]
     arrays = {
