@@ -69,7 +69,7 @@ def test_cases_have_names_of_their_own():
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "optimized" / "README.md", *sorted((ROOT / "optimized" / "docs").glob("*.md"))]
 COMMAND = re.compile(
-    r"^(?:\* `)?python -m paged_mla_optimized\.tools\.bench(?![.\w])([^`\n]*)", re.MULTILINE
+    r"^(?:\| `)?python -m paged_mla_optimized\.tools\.bench(?![.\w])([^`\n]*)", re.MULTILINE
 )
 
 

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from test_hf_config import V3
 
 DOCS = Path(__file__).parents[1] / "docs"
 SOURCE = Path(__file__).parents[1] / "src/paged_mla_optimized"
@@ -37,38 +35,6 @@ def test_worked_examples(page):
     found = doctest.testfile(str(DOCS / page), module_relative=False)
     assert found.failed == 0
     assert found.attempted > 0
-
-
-def test_the_layer_in_an_engine():
-    """S-21: a decode row and a prompt in two layers, on the device and dtype that are here."""
-    [example] = re.findall(r"```python\n(.+?)```", (DOCS / "layer.md").read_text(), re.DOTALL)
-    for theirs, ours in (
-        ('device="cuda"', 'device="cpu"'),  # the interpreter
-        ("max_rows=256,", "max_rows=4, dtype=torch.float32,"),
-        ("mla.new_cache(num_blocks)", "ones_of(mla.new_cache(4))"),
-        ("max_model_len=131072,", "max_model_len=1024,"),
-    ):
-        assert theirs in example
-        example = example.replace(theirs, ours)
-    tokens, layers = 21, 2
-    names = {
-        "cu_seqlens_q": torch.tensor([0, 1, 21], dtype=torch.int32),
-        "seq_lens": torch.tensor([70, 20], dtype=torch.int32),
-        "block_table": torch.tensor([[0, 3], [2, -1]], dtype=torch.int32),
-        "query_lens": [1, 20],
-        "max_seq_lens": [70, 20],
-        "kv_b_projs": torch.randn(layers, 16 * 256, 512),
-        "ckv": torch.ones(layers, tokens, 512),
-        "k_pe": torch.ones(layers, tokens, 64),
-        "hf_config": V3,
-        "ones_of": lambda cache: cache._replace(latents=torch.ones_like(cache.latents)),
-        "q": torch.randn(layers, tokens, 16, 192) * 0.01,
-    }
-    exec(example, names)
-    values = names["kv_b_projs"][-1].view(16, 256, 512)[:, 128:].sum(-1)  # of latents of ones
-    expected = values.expand(tokens, -1, -1)
-    torch.testing.assert_close(names["out"], expected, rtol=1e-4, atol=1e-3)
-    assert names["lse"].shape == (tokens, 16)
 
 
 def test_every_condition_of_the_contract_is_checked_or_has_a_reason():
