@@ -49,7 +49,7 @@ class Capabilities:
     max_query_len : int
         The largest number of query tokens of a row.
     products : str
-        One of :data:`PRODUCTS`. With "fast", queries and weights may be rounded to 8 bits
+        One of :data:`PRODUCTS`. With ``fast``, queries and weights may be rounded to 8 bits
         before they are multiplied with an 8-bit cache, which has a wider budget.
     softmax_scale : float or None
         The fixed scale of a kernel that does not take one; ``None`` if it takes the problem's.

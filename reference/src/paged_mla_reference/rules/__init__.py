@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+SPECIFICATION_VERSION = "1.0"
+"""The version of the specification, "major.minor"; ``reference/docs/rules.md`` states what changes
+each number."""
+
 RULES: dict[str, str] = {
     "S-1": "The slot of position p in row b is `block_table[b, p // block_size] * block_size + "
     "p % block_size`, computed in 64 bits. Slot -1 means that a token has no slot.",
