@@ -94,7 +94,8 @@ class Server:
         """Queue a request that generates `new` tokens after its prompt."""
         room = min(self.config.max_model_len, len(self.blocks.users) * self.blocks.size)
         if not prompt or new < 1 or len(prompt) + new > room:
-            raise ValueError(f"prompt {len(prompt)}, new {new}: both >= 1, at most {room} together")
+            counts = f"a prompt of {len(prompt)} tokens and {new} new tokens"
+            raise ValueError(f"got {counts}; allowed: at least 1 of each, at most {room} together")
         self.waiting.append(Request(list(prompt), len(prompt) + new))
 
     def run(self, step: StepView) -> torch.Tensor:

@@ -32,7 +32,7 @@ def test_padded_tokens_have_an_id():
 @pytest.mark.parametrize(("prompt", "new"), [([], 1), ([1], 0), ([1] * 250, 7)])
 def test_requests_that_never_fit(prompt, new):
     server = Server(Model(config_of("cpu"), "cpu"), "cpu", num_blocks=16)
-    with pytest.raises(ValueError, match=f"{len(prompt)} and {new} tokens"):
+    with pytest.raises(ValueError, match=f"{len(prompt)} tokens and {new} new"):
         server.add(prompt, new)
 
 

@@ -23,6 +23,7 @@ from paged_mla_conformance.run.reports.result import (
 )
 from paged_mla_conformance.run.subject import Subject
 from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
+from paged_mla_reference.rules import SPECIFICATION_VERSION
 from paged_mla_shared import __version__
 from paged_mla_shared.provenance import commit_of
 
@@ -216,7 +217,11 @@ class Report:
         names = ("factory", "name", "version", "mode", "device", "capabilities")
         return {
             "schema": 2,
-            "suite": {"name": "paged-mla-conformance", "version": __version__},
+            "suite": {
+                "name": "paged-mla-conformance",
+                "version": __version__,
+                "specification": SPECIFICATION_VERSION,
+            },
             "commit": self.commit,
             "date": self.date,
             "seconds": round(time.monotonic() - self.started, 3),
