@@ -35,6 +35,16 @@ RELEASES = (
 ENGINES = (RECORDED, *RELEASES)  # the oldest supported and the newest tested release of each engine
 TRITONS = ("3.6.0", "3.8.0", "3.9.0")  # supported releases in addition to the pinned one
 INTERPRETER = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+_FORMS = ".github/ISSUE_TEMPLATE"
+SCHEMAS = {  # the files of each schema that check-jsonschema contains
+    "github-workflows": (".github/workflows/release.yml",),
+    "github-actions": ("action.yml",),
+    "github-issue-config": (f"{_FORMS}/config.yml",),
+    "github-issue-forms": tuple(
+        f"{_FORMS}/{name}.yml" for name in ("bug", "new-kernel", "wrong-verdict")
+    ),
+    "citation-file-format": ("CITATION.cff",),
+}
 OF_EVERY_MODE = (  # cases for the interpreter, which is too slow for the whole suite in each mode
     "append-explicit-slots-fp32",
     "append-padded-tokens-fp32",
@@ -77,13 +87,24 @@ def install_editable(session: nox.Session, extra: str = "", *packages: str) -> N
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check format, lint, directions of imports, links, and that tests cover each rule."""
-    install_editable(session, "", "ruff", "import-linter")
+    """Check format, lint, imports, links, words, workflows, and that tests cover each rule."""
+    install_editable(session, "", "ruff", "import-linter", "check-jsonschema", "zizmor")
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     session.run("lint-imports", "--no-cache", "--no-logo")
     session.run("python", "-m", "ci.check_rules")
     session.run("python", "-m", "ci.check_links")
+    session.run("python", "-m", "ci.check_words")
+    for schema, files in SCHEMAS.items():
+        session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
+    session.run("zizmor", "--offline", "--no-progress", ".")
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Build the documentation site in out/site; a dead link is an error."""
+    install(session, "mkdocs-material")
+    session.run("python", "-m", "ci.site")
 
 
 @nox.session(name="type")
