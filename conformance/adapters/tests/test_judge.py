@@ -490,3 +490,30 @@ def test_the_screen_names_the_origin_of_a_nan(tmp_path: Path):
     [cause] = [cause for cause in causes if cause["what"] == "out"]
     assert cause["rule"] == "S-5"
     assert NanOrigin.BUFFERS.phrase in cause["sentence"]
+
+
+def test_an_unknown_profile_is_an_error_before_any_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """The error names the profiles that exist."""
+    status = command.main([f"{FILE}:decode", "--profile", "none", "--claims", str(tmp_path / "c")])
+    assert status == 2
+    assert "profile: got 'none'; allowed: " in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_file_that_changed_after_its_claims_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The claims may be wrong for the new function."""
+    kernel, path = tmp_path / "kernel.py", tmp_path / "claims.toml"
+    kernel.touch()
+    write(Claims(f"{kernel}:gone", "append"), path)
+    monkeypatch.setattr(command, "conformance", lambda _: 0)
+    arguments = [f"{kernel}:gone", "--claims", str(path)]
+    os.utime(kernel, (1, 1))
+    assert command.main(arguments) == 0
+    assert "changed after" not in capsys.readouterr().out
+    os.utime(path, (0, 0))
+    assert command.main(arguments) == 0
+    assert f"{kernel} changed after {path} was written; use --probe" in capsys.readouterr().out

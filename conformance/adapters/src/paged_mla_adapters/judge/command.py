@@ -21,8 +21,9 @@ from paged_mla_adapters.judge.claims import Claims, Served, read, write
 from paged_mla_adapters.judge.like import LIKE
 from paged_mla_adapters.judge.probing import NOT_CALLABLE
 from paged_mla_adapters.judge.roles import roles_of
-from paged_mla_adapters.judge.target import calls_of, is_solution, load, solution_of
+from paged_mla_adapters.judge.target import calls_of, file_of, is_solution, load, solution_of
 from paged_mla_conformance.run.command import main as conformance
+from paged_mla_conformance.runners.profile import load_profile
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.documents import one_line, printable
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -64,10 +65,13 @@ def main(arguments: list[str] | None = None) -> int:
     options, rest = _parser().parse_known_args(arguments)
     path: Path = options.claims or _default_path(options.target)
     try:
+        if options.profile is not None:
+            load_profile(options.profile)
         if path.exists() and not options.probe:
             print(printable(f"{path} describes the function; --probe writes this file again"))
             claims = read(path)
             _hold_to(claims, options, path)
+            _warn_of_changes(options.target, path)
         else:
             claims = _probed(_described(options), path, _served(options))
     except (InvalidArgument, Unsupported, _NotCallable) as error:
@@ -81,6 +85,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not any(argument.startswith("--dims") for argument in rest):
         command += ["--dims", _dims(claims)]
     return conformance([*command, *rest])
+
+
+def _warn_of_changes(target: str, path: Path) -> None:
+    """Print a warning if the function's file changed after its claims file was written."""
+    file = file_of(target)
+    if file is not None and file.is_file() and file.stat().st_mtime > path.stat().st_mtime:
+        text = (
+            f"{file} changed after {path} was written; use --probe if it supports other calls now"
+        )
+        print(printable(text))
 
 
 def _hold_to(claims: Claims, options: argparse.Namespace, path: Path) -> None:

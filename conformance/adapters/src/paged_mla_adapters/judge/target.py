@@ -18,6 +18,12 @@ def is_solution(target: str) -> bool:
     return target.endswith(".json")
 
 
+def file_of(target: str) -> Path | None:
+    """Return the file that a target names; ``None`` for a module."""
+    file = target if is_solution(target) else target.rpartition(":")[0]
+    return Path(file) if file.endswith((".json", ".py")) else None
+
+
 @cache
 def solution_of(target: str) -> Solution:
     """Return the solution of a file; each file is read once.
