@@ -508,7 +508,7 @@ def test_a_file_that_changed_after_its_claims_is_reported(
     """The claims may be wrong for the new function."""
     kernel, path = tmp_path / "kernel.py", tmp_path / "claims.toml"
     kernel.touch()
-    write(Claims(f"{kernel}:gone", "append"), path)
+    write(Claims(f"{kernel}:gone", "append", roles={"slots": "slot_mapping"}), path)
     monkeypatch.setattr(command, "conformance", lambda _: 0)
     arguments = [f"{kernel}:gone", "--claims", str(path)]
     os.utime(kernel, (1, 1))
