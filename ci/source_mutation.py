@@ -208,12 +208,13 @@ def _row(name: str, result: Result) -> str:
 HEAD = """\
 # Source mutation
 
-`nox -s source_mutation -- --page` writes this page. cosmic-ray changes one token of one file at a
-time: an operator becomes its opposite or its neighbor, a number increases or decreases by one, a
-condition is negated, or a loop has no iteration. Changes of annotations do not count. A change is
-killed if a test fails, hangs or crashes. A change that survives needs a reason in
-[source_mutation.toml](../../ci/source_mutation.toml); otherwise the session fails. In a file with
-more changes than are tried, the text of a change and the seed {seed} decide.
+This page lists the changes of the source that no test finds, with the reason of each. cosmic-ray
+changes one token of one file at a time: an operator becomes its opposite or its neighbor, a number
+increases or decreases by one, a condition is negated, or a loop has no iteration. Changes of
+annotations do not count. A change is killed if a test fails, hangs or crashes. A change that
+survives needs a reason in [source_mutation.toml](../../ci/source_mutation.toml); otherwise the
+session fails. In a file with more changes than are tried, the text of a change and the seed {seed}
+select them. `nox -s source_mutation -- --page` writes this page.
 
 | file | changes | tried | killed | survived, with a reason | s of processor time |
 |---|---|---|---|---|---|"""

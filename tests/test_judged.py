@@ -126,7 +126,8 @@ def test_results_are_read_as_they_were_written(tmp_path: Path):
 def test_rows_of_the_page():
     failed, other = result_of(KERNEL, 1, REPORT, "", 2.0), dataclasses.replace(KERNEL, id="other")
     text = page([KERNEL, other], [failed])
-    assert "| A kernel | owner/name@0123456 | 0 | A card | 30 | 3 | S-5, S-10 | S-5, out:" in text
+    rules = ", ".join(f"[S-{n}](../../reference/docs/rules.md#s-{n})" for n in (5, 10))
+    assert f"| A kernel | owner/name@0123456 | 0 | A card | 30 | 3 | {rules} | S-5, out:" in text
     assert "The kernel was not judged yet." in text
 
 

@@ -12,15 +12,16 @@ PAGE = ROOT / "conformance" / "docs" / "kernels-judged.md"
 _HEAD = """\
 # Kernels judged
 
-This page has the results of [`paged-mla judge`](judge.md) for kernels of other projects. `judge`
-calls a kernel by the names of its parameters or by its known signature, and the suite tests what
-the kernel supports. "Lines" is the number of lines of Python that were written so that `judge` can
-call the kernel. "Run" and "failed" are numbers of tests. [The
-reference](../../reference/README.md) states the rules. `python -m ci.judged page
-ci/judged/results.json` writes this page from the results of `python -m ci.judged run`
-([how](../../ci/README.md#kernels-of-other-projects)).
+This page has the results of [`paged-mla judge`](judge.md) for kernels of other projects. "Lines" is
+the number of lines of Python that were written so that `judge` can call the kernel. "Run" and
+"failed" are numbers of tests, "rules" are the [rules](../../reference/docs/rules.md) that failing
+tests name, and "result" is the cause of most failures.
+
+`python -m ci.judged page ci/judged/results.json` writes this page from the results of `python -m
+ci.judged run` ([how](../../ci/README.md#kernels-of-other-projects)).
 
 """
+_RULES = "../../reference/docs/rules.md"
 _STATES = {
     OUT_OF_TIME: "The run exceeded its time limit.",
     ENDED: "The run ended before its verdict.",
@@ -63,9 +64,10 @@ def _row(kernel: Kernel, result: Result | None) -> str:
     if result is None:
         cells = [*about, "", "", "", "", _NOT_YET]
     else:
+        rules = ", ".join(f"[{rule}]({_RULES}#{rule.lower()})" for rule in result.rules)
         said = " ".join(filter(None, (_STATES.get(result.outcome, ""), result.sentence)))
         numbers = [str(result.run), str(result.failed)] if result.card else ["", ""]
-        cells = [*about, result.card, *numbers, ", ".join(result.rules), said or _CLEAN]
+        cells = [*about, result.card, *numbers, rules, said or _CLEAN]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

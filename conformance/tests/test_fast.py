@@ -78,7 +78,7 @@ IMPLEMENTATIONS = {
     "powers of two": attending(
         lambda q: np.exp2(np.ceil(np.log2(np.abs(q).max() / 448))), by_rounded_sum=True
     ),
-    "partial answers of 16 bits": attending(
+    "partial results of 16 bits": attending(
         lambda q: np.abs(q).max(axis=1, keepdims=True) / 448, by_rounded_sum=True, part=8
     ),
     "exact": RIGHT,

@@ -75,8 +75,9 @@ def test_the_right_backend_is_not_killed():
 
 def test_a_mutant_that_no_test_can_see_survives():
     """S-17: tests with one step do not find a fault between steps."""
-    kills = kill("answers-share-one-buffer", "-k", "test_decode")
-    assert Matrix([kills], Kills("right")).faults == ["answers-share-one-buffer survives"]
+    name = "answers-share-one-buffer"
+    kills = kill(name, "-k", "test_decode")
+    assert Matrix([kills], Kills("right")).faults == [f"{name} survives"]
 
 
 def test_a_suite_that_does_not_run_is_an_error():

@@ -1,9 +1,9 @@
-"""Draw how fast decode and prefill are beside the fastest peer, from the reports of an H200.
+"""Draw the speed of decode and prefill compared with the fastest peer, from reports of an H200.
 
     python optimized/bench/chart.py    # writes reports/speed-light.svg and reports/speed-dark.svg
 
 A number is the time of the peer divided by ours, each timed alone: 2 means half the time. A bar is
-the geometric mean over the steps of its label, and the thin line goes from the least to the most.
+the geometric mean over the steps of its label, and the thin line is the range of the ratios.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Group:
-    """Bars that are held against the same peer."""
+    """Bars that are compared with the same peer."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -93,7 +93,7 @@ def read_groups(reports: Path) -> list[Group]:
     ]
     return [
         Group(
-            "Decode, 16-bit cache, beside FlashMLA and FA3",
+            "Decode, 16-bit cache, compared with FlashMLA and FA3",
             (
                 _bar(decode, lambda step: step.heads == 16 and step.rows <= 8),
                 _bar(decode, lambda step: step.heads == 16 and step.rows > 8),
@@ -103,7 +103,7 @@ def read_groups(reports: Path) -> list[Group]:
             ),
         ),
         Group(
-            "Decode, FP8 cache, beside FlashMLA",
+            "Decode, FP8 cache, compared with FlashMLA",
             (
                 _bar(exact, lambda step: step.heads <= 32, "16-bit products"),
                 _bar(exact, lambda step: step.heads >= 64, "16-bit products"),
@@ -111,7 +111,7 @@ def read_groups(reports: Path) -> list[Group]:
                 _bar(fast, lambda step: step.heads >= 64, "FP8 products"),
             ),
         ),
-        Group("Prefill, beside FA3", (_bar(prefill, lambda step: step.heads > 0),)),
+        Group("Prefill, compared with FA3", (_bar(prefill, lambda step: step.heads > 0),)),
     ]
 
 

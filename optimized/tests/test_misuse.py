@@ -25,11 +25,16 @@ def copy_kernel(source_ptr, target_ptr, source_at, target_at, count, N: tl.const
 @pytest.mark.parametrize(
     ("source_at", "target_at", "count", "message"),
     [
-        (-1, 0, 1, "copy_kernel reads 4 bytes outside its tensors, 4 bytes in front of source_ptr"),
-        (6, 0, 2, "reads 4 bytes .*, 0 bytes behind the end of source_ptr"),
+        (
+            -1,
+            0,
+            1,
+            "copy_kernel reads 4 bytes outside its tensors, 4 bytes before the start of source_ptr",
+        ),
+        (6, 0, 2, "reads 4 bytes .*, 0 bytes after the end of source_ptr"),
         (2, 0, 3, "reads 4 bytes .*, in a gap of source_ptr"),
-        (0, -2, 1, "writes 4 bytes .*, 8 bytes in front of target_ptr"),
-        (0, 7, 2, "writes 4 bytes .*, 0 bytes behind the end of target_ptr"),
+        (0, -2, 1, "writes 4 bytes .*, 8 bytes before the start of target_ptr"),
+        (0, 7, 2, "writes 4 bytes .*, 0 bytes after the end of target_ptr"),
     ],
 )
 def test_an_address_outside_a_tensor_is_found(source_at, target_at, count, message):

@@ -1,18 +1,19 @@
-r"""Misuse every public call: draw what tensors and arguments may hold, legal and not.
+r"""Test every public call with legal and illegal contents of tensors and arguments.
 
     python optimized/tests_misuse --seconds 120
     python optimized/tests_misuse --device cpu --only step,drafts --seed 7
 
 Without a GPU, and with ``--device cpu``, kernels run in Triton's interpreter, where every address
-is held against the tensors of its launch. On a GPU, under a tool that watches allocations:
+is checked against the tensors of its launch. On a GPU, under a tool that checks accesses:
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 MISUSE_MARGIN=0 \
         compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 86 \
         python optimized/tests_misuse --seconds 600 --least 0
 
-Errors of the CUDA API are not reported there: NCCL asks for kernels that its library may lack.
+Errors of the CUDA API are not reported there, because NCCL looks up kernels that its library may
+lack.
 
-A failing draw is printed as Python that repeats it; ``--ask`` takes such a text.
+A failing draw is printed as a Python expression; ``--ask`` takes this text and repeats the draw.
 """
 
 from __future__ import annotations
@@ -30,18 +31,22 @@ SOURCES = ("shared", "reference", "optimized", "conformance/adapters")
 
 
 def main() -> int:
-    """Return 0 when no draw failed, and every cell was drawn often enough."""
+    """Return 0 if no draw failed and every cell was drawn often enough."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first draws")
-    parser.add_argument("--only", metavar="NAMES", help="some subjects, as step,layer")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the first draws")
+    parser.add_argument("--only", metavar="NAMES", help="names of subjects, for example step,layer")
     parser.add_argument(
-        "--least", type=int, default=0, metavar="N", help="draws of each cell, else it is an error"
+        "--least",
+        type=int,
+        default=0,
+        metavar="N",
+        help="fewest draws of each cell; fewer are an error",
     )
-    parser.add_argument("--ask", metavar="DRAW", help="hold one draw, and nothing else")
+    parser.add_argument("--ask", metavar="DRAW", help="check only this draw")
     options = parser.parse_args()
     if options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available()):
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
@@ -49,12 +54,12 @@ def main() -> int:
         os.environ.pop("TRITON_INTERPRET", None)
     folders = (f"{name}/src" for name in SOURCES)
     sys.path[:0] = [str(HERE), *(str(HERE.parents[1] / folder) for folder in folders)]
-    from search import Search  # noqa: PLC0415 - what it imports asks the environment
-    from subjects import SUBJECTS, ask  # noqa: PLC0415 - likewise
+    from search import Search  # noqa: PLC0415 - Triton reads the environment
+    from subjects import SUBJECTS, ask  # noqa: PLC0415 - as above
 
     if options.ask:
         ask(options.ask)
-        print("held")
+        print("passed")
         return 0
     names = options.only.split(",") if options.only else [*SUBJECTS]
     if unknown := [name for name in names if name not in SUBJECTS]:

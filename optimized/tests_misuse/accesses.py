@@ -1,8 +1,8 @@
-"""Every address that an interpreted kernel reads or writes, held against the launch's tensors.
+"""Check every address that an interpreted kernel accesses against the tensors of its launch.
 
-Triton's interpreter follows any pointer: an address outside the tensors of a launch reads a
-stranger's bytes, or ends the process. Here it ends the launch, with a message that names the kernel
-and the parameter.
+Triton's interpreter follows any pointer: a load outside the tensors of a launch reads other memory
+or ends the process. Here it ends the launch, with a message that names the kernel and the
+parameter.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MASKED = ("create_masked_load", "create_masked_store", "create_atomic_rmw")
 
 
 class OutOfBounds(AssertionError):
-    """A kernel reads or writes outside the tensors that it was launched with."""
+    """A kernel reads or writes outside the tensors of its launch."""
 
 
 class _Launch:
-    """The bytes that one launch may touch, storage by storage."""
+    """The bytes that one launch may access, by storage."""
 
     def __init__(self, kernel: str, tensors: dict[str, torch.Tensor]) -> None:
         self._kernel, self._tensors = kernel, {n: t for n, t in tensors.items() if t.numel()}
@@ -41,7 +41,7 @@ class _Launch:
         self._maps = [np.zeros(1, bool), *(maps[base].numpy() for base in sorted(maps))]
 
     def check(self, verb: str, addresses: np.ndarray, mask: Any, width: int) -> None:
-        """Hold the addresses of `width` bytes that a mask leaves against the tensors."""
+        """Check the addresses of accesses of `width` bytes that a mask allows."""
         chosen = np.broadcast_to(mask, addresses.shape).astype(bool)
         taken = np.unique(addresses[chosen].astype(np.uint64))
         storage = np.searchsorted(self._bases, taken, side="right") - 1
@@ -63,9 +63,9 @@ class _Launch:
             away = max(first - address, address + width - end, 0)
             if away < distance:
                 place = (
-                    f"{first - address} bytes in front"
+                    f"{first - address} bytes before the start"
                     if address < first
-                    else (f"{address - end} bytes behind the end" if address >= end else "in a gap")
+                    else (f"{address - end} bytes after the end" if address >= end else "in a gap")
                 )
                 nearest, distance = f"{place} of {name}", away
         return f"{self._kernel} {verb} {width} bytes outside its tensors, {nearest}"
@@ -78,7 +78,7 @@ def checked_accesses() -> Iterator[list[str]]:
     Returns
     -------
     list of str
-        The kernels that were launched, as they are.
+        The names of the launched kernels, added at each launch.
     """
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
     launched: list[str] = []
@@ -127,7 +127,7 @@ def checked_accesses() -> Iterator[list[str]]:
 
 
 def _tensors(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a launch by parameter, those of records by field too."""
+    """Yield the tensors of a launch by parameter, and those of records by field."""
     for name, argument in given.items():
         if isinstance(argument, torch.Tensor):
             yield name, argument
@@ -137,7 +137,7 @@ def _tensors(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what an interpreted program ended with, under the interpreter's wrappings."""
+    """Return the error that ended an interpreted program, without the interpreter's wrappers."""
     while isinstance(error, InterpreterError) and error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -1,4 +1,4 @@
-"""Caches of any format to misuse: random tokens where rows have some, a filling elsewhere."""
+"""Caches of any format: random tokens in the slots of rows, and a filling elsewhere."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paged_mla_adapters.guards import Guards
 from paged_mla_optimized import LatentCache, MlaConfig
 from paged_mla_optimized.tensors.latent_cache import ROW_DTYPES
 
-NUM_BLOCKS = 96 if ON_GPU else 36  # more than the rows of most steps have
+NUM_BLOCKS = 96 if ON_GPU else 36  # more than most steps use
 
 
 def group_size(config: MlaConfig) -> int:
-    """Return the slots that share a scale which depends on all of them; 1 in other formats."""
+    """Return the number of slots whose common scale depends on all of them; 1 in other formats."""
     per_block = config.stored.scales_per_block(config.block_size)
     return config.block_size // per_block if config.stored.couples_tokens else 1
 
@@ -23,13 +23,13 @@ def group_size(config: MlaConfig) -> int:
 def new_cache(
     config: MlaConfig, guards: Guards, seed: int, live: Iterable[int] | None, filling: int
 ) -> LatentCache:
-    """Return a cache between blocks that are not its own.
+    """Return a cache between guard zones.
 
     Parameters
     ----------
-    live : slots that hold tokens, and the same ones for every filling; ``None`` for all
+    live : slots that hold tokens, which are the same for every filling; ``None`` for all slots
     filling : int
-        Byte that stands everywhere else.
+        The byte in all other memory.
     """
     generator = torch.Generator().manual_seed(seed)
     stored, size = config.stored, config.block_size
@@ -57,7 +57,7 @@ def new_cache(
             share = size // scales.shape[2]
             unread = dead.view(-1, share).all(1).view(scales.shape)
             scales.view(torch.uint8).view(*scales.shape, 4)[unread] = filling
-    gap = (seed % 2) * width  # rows of tokens between two blocks, or none
+    gap = (seed % 2) * width  # one token's width between two blocks, or none
     stride = (size * width + gap, width, 1)
     placed = guards.place("cache", latents, stride=stride, written=True)
     if scales is not None:
@@ -66,7 +66,7 @@ def new_cache(
 
 
 def bits_of_slots(config: MlaConfig, cache: LatentCache) -> torch.Tensor:
-    """Return the bytes of each group of slots, its scales behind them, on the CPU."""
+    """Return the bytes of each group of slots, followed by its scales, on the CPU."""
     size = group_size(config)
     rows = (
         as_bits(cache.latents).view(torch.uint8).reshape(NUM_BLOCKS * config.block_size // size, -1)
@@ -78,7 +78,7 @@ def bits_of_slots(config: MlaConfig, cache: LatentCache) -> torch.Tensor:
 
 
 def rows_of_slots(cache: LatentCache, slots: list[int]) -> torch.Tensor:
-    """Return the tokens at slots of a plain cache, zeros where a slot is in none of its blocks."""
+    """Return the tokens at slots of a plain cache, and zeros for slots outside the cache."""
     latents = (
         cache.latents.flatten(0, 1)
         if cache.latents.is_contiguous()

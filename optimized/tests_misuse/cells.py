@@ -1,4 +1,4 @@
-"""The table of what was drawn: launches, the values that they read, and what is wrong there."""
+"""The table of draws: launches, the values that they read, and how the values are wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Cells:
     Parameters
     ----------
     reads : mapping
-        Of each launch, the values that it reads, and the kinds in which each can be wrong.
+        For each launch, the values that it reads, and the kinds of errors that each can have.
     """
 
     def __init__(self, reads: Mapping[str, Mapping[str, Iterable[str]]]) -> None:
@@ -26,7 +26,7 @@ class Cells:
                 self._counts.update({(launch, value, kind): 0 for kind in kinds})
 
     def count(self, launches: Iterable[str], wrong: Iterable[tuple[str, str]]) -> None:
-        """Count one draw: its launches, and pairs of value and kind."""
+        """Count one draw, by its launches and by its pairs of value and kind."""
         wrong = set(wrong)
         for launch in launches:
             for value, kind in wrong:

@@ -1,4 +1,4 @@
-"""``DraftSteps``, ``ExtendWindow`` and ``merge_partials``, which take what other kernels left."""
+"""Draws for ``DraftSteps``, ``ExtendWindow`` and ``merge_partials``."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _STEPS = 3
 
 @dataclass(frozen=True)
 class Draft:
-    """Prefixes of B requests, and the blocks of their branches.
+    """The prefixes of B requests and the blocks of their branches.
 
     Parameters
     ----------
     config : str
-        Key of ``SETUPS``, of the cache.
+        The key in ``SETUPS`` of the cache's config.
     prefix_lens : tuple of int [B]
     prefix_table : tuple of tuple of int [B, M]
     branch_blocks : tuple of tuple of tuple of int [B, k, W]
@@ -49,7 +49,7 @@ class Draft:
 
 @st.composite
 def drafts(draw: Draw, first: tuple[str, str]) -> Draft:
-    """Draw prefixes that are spoilt in the `first` way, and perhaps in others."""
+    """Draw prefixes that are invalid in the `first` way and possibly in other ways."""
     name = draw(st.sampled_from([*SETUPS]))
     size = SETUPS[name].config.block_size
     requests, branches = draw(st.integers(1, 3)), draw(st.integers(1, 2))
@@ -69,7 +69,7 @@ def drafts(draw: Draw, first: tuple[str, str]) -> Draft:
             }
             lens[row] = draw(numbers[kind])
             continue
-        if not 0 < lens[row] <= width * size or lens[row] % size == 0:  # one with a tail
+        if not 0 < lens[row] <= width * size or lens[row] % size == 0:  # a request with a tail
             lens[row] = max(min(width * size, size) - 1, 0)
         line = table[row] if value == "prefix_table" else blocks[row][0]
         if line:
@@ -110,7 +110,7 @@ def wrong_in_draft(draft: Draft) -> set[tuple[str, str]]:
 
 
 def hold_draft(draft: Draft) -> None:
-    """Fill and copy twice: padded requests touch nothing, others what is theirs."""
+    """Check that padded requests change no memory, and other requests only their own."""
     config = SETUPS[draft.config].config
     size, lens = config.block_size, draft.prefix_lens
     width, own_width = len(draft.prefix_table[0]), len(draft.branch_blocks[0][0])
@@ -154,7 +154,7 @@ def hold_draft(draft: Draft) -> None:
 
 
 def _copied(draft: Draft, cache: Any, is_live: list[bool]) -> dict[str, torch.Tensor]:
-    """Return the bytes of the cache behind the copies, as float; NaN where two copies meet."""
+    """Return the expected bytes of the cache as float; NaN where two copies overlap."""
     size = SETUPS[draft.config].config.block_size
     copies = []
     for request, length in enumerate(draft.prefix_lens):
@@ -205,7 +205,7 @@ def _hold_tables(draft: Draft, steps: DraftSteps, is_live: list[bool]) -> None:
 
 @dataclass(frozen=True)
 class Window:
-    """Committed lengths of rows, and the tokens that each is extended by."""
+    """The committed lengths of rows and the number of tokens that extend each row."""
 
     committed: tuple[int, ...]
     window: int
@@ -213,7 +213,7 @@ class Window:
 
 @st.composite
 def windows(draw: Draw, first: tuple[str, str]) -> Window:
-    """Draw lengths, one of them of the `first` kind."""
+    """Draw lengths; one of them has the `first` kind of error."""
     numbers = {
         "negative": below_zero(),
         "zero": st.just(0),
@@ -237,7 +237,7 @@ def wrong_in_window(window: Window) -> set[tuple[str, str]]:
 
 
 def hold_window(window: Window) -> None:
-    """Rows of committed tokens are extended; no other row becomes one that has tokens."""
+    """Check that rows with committed tokens are extended, and that other rows get no tokens."""
     guards = new_guards()
     committed = guards.place("committed", torch.tensor(window.committed, dtype=I32))
     guards.fill(FILLINGS[0])
@@ -254,7 +254,7 @@ def hold_window(window: Window) -> None:
 
 @dataclass(frozen=True)
 class Merge:
-    """Partial answers [n, pairs] of one head: their lses, and what stands in their outs."""
+    """Partial results [n, pairs] of one head: the values of lse and of out."""
 
     lses: tuple[tuple[float, ...], ...]
     outs: tuple[float, ...]
@@ -263,7 +263,7 @@ class Merge:
 
 @st.composite
 def merges(draw: Draw, first: tuple[str, str]) -> Merge:
-    """Draw partial answers, one number of which is of the `first` kind."""
+    """Draw partial results; one number has the `first` kind of error."""
     count, pairs = draw(st.integers(1, 4)), draw(st.integers(1, 6))
     number = st.floats(-30, 30, width=32) | st.just(-math.inf)
     lses = [[draw(number) for _ in range(pairs)] for _ in range(count)]
@@ -300,7 +300,7 @@ def wrong_in_merge(merge: Merge) -> set[tuple[str, str]]:
 
 
 def hold_merge(merge: Merge) -> None:
-    """Pairs of finite numbers are merged as in float64, whatever stands beside them."""
+    """Check that pairs of finite numbers are merged as in float64, next to any other pairs."""
     lses = torch.tensor(merge.lses, dtype=torch.float32)
     shape = (*lses.shape, 1, merge.width)
     outs = torch.tensor(merge.outs, dtype=torch.float32)[:, None, None, None].expand(shape).clone()
@@ -316,7 +316,9 @@ def hold_merge(merge: Merge) -> None:
         guards.check()
         ran.append((out.cpu(), lse.cpu()))
     for one, other in zip(*ran, strict=True):
-        assert torch.equal(as_bits(one), as_bits(other)), "it depends on what may not be read"
+        assert torch.equal(as_bits(one), as_bits(other)), (
+            "the result depends on memory that must not be read"
+        )
     empty = lses == -math.inf
     plain = (empty | lses.abs().lt(1e30)) & (empty | outs[:, :, 0, 0].abs().lt(1e30))
     for pair in plain.all(0).nonzero().flatten().tolist():

@@ -1,4 +1,4 @@
-"""Draws steps: legal ones, then spoilt in one to three ways."""
+"""Draws of steps: legal steps that are then changed in one to three ways."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Fields = dict[str, Any]
 
 
 def can_be(value: str, kind: str, config: MlaConfig) -> bool:
-    """Return whether steps of a config have the value at all."""
+    """Return whether steps of a config have this value."""
     has_map = config.table_multiple > 0
     if value == "block_table":
         return not has_map
@@ -53,7 +53,7 @@ def can_be(value: str, kind: str, config: MlaConfig) -> bool:
 
 @st.composite
 def steps(draw: Draw, first: tuple[str, str]) -> Step:
-    """Draw a step that is spoilt in the `first` way, and in up to two others."""
+    """Draw a step that is invalid in the `first` way and in up to two other ways."""
     names = [name for name, setup in SETUPS.items() if can_be(*first, setup.config)]
     name = draw(st.sampled_from(names))
     possible = [pair for pair in SPOILT if can_be(*pair, SETUPS[name].config)]
@@ -62,11 +62,11 @@ def steps(draw: Draw, first: tuple[str, str]) -> Step:
 
 
 def spoil_fields(draw: Draw, fields: Fields, ways: Iterable[tuple[str, str]]) -> Step:
-    """Return a step of fields that are spoilt in some ways."""
+    """Change fields in some ways and return the step."""
     config = SETUPS[fields["config"]].config
     for value, kind in ways:
         _SPOILERS[value](draw, fields, config, kind)
-    for name in ("cu_seqlens_q", "seq_lens"):  # one way may add to what another made the highest
+    for name in ("cu_seqlens_q", "seq_lens"):  # two changes together may overflow
         fields[name] = [*map(in_32_bits, fields[name])]
     return Step(**_frozen(fields))
 
@@ -95,7 +95,7 @@ def legal(draw: Draw, name: str) -> Fields:
     seed = draw(st.integers(0, 11))
     width = -(-config.max_model_len // config.block_size)
     order = random.Random(seed).sample(range(NUM_BLOCKS), min(NUM_BLOCKS, config.max_rows * width))
-    blocks = itertools.cycle(order)  # where the cache is small, rows share some
+    blocks = itertools.cycle(order)  # rows share blocks if the cache is small
     fields: Fields = {
         "config": name,
         "cu_seqlens_q": starts,
@@ -131,7 +131,7 @@ def _some(blocks: Iterator[int], count: int) -> list[int]:
 
 
 def _elements(fields: Fields, config: MlaConfig) -> int:
-    """Return the elements of a flat mask that rows need."""
+    """Return the number of elements of a flat mask that the rows need."""
     starts = fields["cu_seqlens_q"]
     query_lens = [end - begin for begin, end in itertools.pairwise(starts)]
     widths = query_lens if config.mask == "tree:qlen" else fields["seq_lens"]
@@ -158,7 +158,7 @@ def _spoil_starts(draw: Draw, fields: Fields, config: MlaConfig, kind: str) -> N
             starts[at] = max(starts) + 1
             starts.append(starts.pop(0) if draw(st.booleans()) else 0)
             starts[:] = starts[: len(fields["seq_lens"]) + 1]
-        case "inconsistent":  # a longer query, whose row may have fewer keys
+        case "inconsistent":  # a row with more query tokens, and possibly too few keys
             more = draw(st.integers(1, config.max_query_tokens))
             starts[at:] = [start + more for start in starts[at:]]
 
@@ -189,7 +189,7 @@ def _spoil_table(draw: Draw, fields: Fields, config: MlaConfig, kind: str) -> No
     if not table[0]:
         table[:] = [[row] for row in range(len(table))]
     row = draw(st.integers(0, len(table) - 1))
-    if lens[row] == 0:  # a row whose block is seen
+    if lens[row] == 0:  # give the row a visible block
         lens[row] = 1
     used = max(min(-(-lens[row] // size), len(table[row])), 1)
     at = draw(st.sampled_from([0, used - 1, draw(st.integers(0, len(table[row]) - 1))]))
@@ -199,7 +199,7 @@ def _spoil_table(draw: Draw, fields: Fields, config: MlaConfig, kind: str) -> No
 
 def _spoil_map(draw: Draw, fields: Fields, config: MlaConfig, kind: str) -> None:
     table, size = fields["table"], config.block_size
-    if kind == "inconsistent":  # shorter than a row
+    if kind == "inconsistent":  # a map with fewer columns than a row has keys
         fields["columns"] = draw(st.integers(0, max(min(max(fields["seq_lens"]), 2**20) - 1, 0)))
         fields["columns"] = min(fields["columns"], len(table[0]) * size)
         return
@@ -235,7 +235,7 @@ def _spoil_mask(draw: Draw, fields: Fields, config: MlaConfig, kind: str) -> Non
     match kind:
         case "zero":
             fields["mask"] = 0
-        case "too large":  # more nodes than the config has
+        case "too large":  # more nodes than the config allows
             at = draw(st.integers(1, len(starts) - 1))
             more = config.max_draft_tokens + draw(st.integers(0, 2))
             starts[at:] = [start + more for start in starts[at:]]
@@ -286,7 +286,7 @@ _SPOILERS: dict[str, Callable[[Draw, Fields, MlaConfig, str], None]] = {
 
 
 def wrong_in(step: Step) -> set[tuple[str, str]]:
-    """Return what is at an edge, or past it, in a step: pairs of value and kind."""
+    """Return the pairs of value and kind for which a step is at a limit or past it."""
     config, starts, lens = SETUPS[step.config].config, step.cu_seqlens_q, step.seq_lens
     size = config.block_size
     query_lens = [end - begin for begin, end in itertools.pairwise(starts)]

@@ -1,4 +1,4 @@
-"""Arguments on the host that no call allows: refused by name, before any launch."""
+"""Illegal arguments on the host, which calls refuse with the argument's name before any launch."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @dataclass(frozen=True)
 class Misfit:
-    """One argument of a call that is right otherwise, and what is wrong with it."""
+    """One wrong argument of an otherwise right call."""
 
     call: str
     argument: str
@@ -182,7 +182,7 @@ def _prefill_attend(**given: Any) -> None:
 
 
 def _calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """Return every call with arguments that are right."""
+    """Return every call with right arguments."""
     of = _instances()
     ones = torch.ones(T, 2, dtype=torch.uint8, device=DEVICE)
     lines = {"ckv": _normal(9, R), "k_pe": _normal(9, P)}
@@ -239,8 +239,8 @@ def _calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 _CALLS_OF_PLANS = {"PagedMla.plan", "MlaLayer.plan", "Prefill.plan"}
-"""Calls that plan nothing before they look at the argument, as :func:`_calls` makes them."""
-_MAY = {  # allowed after all
+"""The calls of :func:`_calls` that check the argument before they plan."""
+_MAY = {  # values that are allowed
     "nothing": {
         "max_query_len", "slot_mapping", "scale", "out", "lse", "absorbed_rows", "ids",
     },
@@ -264,7 +264,7 @@ _MAY = {  # allowed after all
     "past int64": {"softmax_scale", "max_query_len", "tokens", "rows"},
     "a fraction": {"softmax_scale"},
 }  # fmt: skip
-_REFUSED = {  # all the same, where they are written, or counted by another argument
+_REFUSED = {  # not allowed, because they are written or must match another argument
     ("PagedMla.append", "cache", "one line for all"),
     ("PagedMla.gather_context", "ckv", "one line for all"),
     ("PagedMla.gather_context", "k_pe", "one line for all"),
@@ -279,14 +279,14 @@ _REFUSED = {  # all the same, where they are written, or counted by another argu
 }
 
 
-_TAKEN = {  # of rows of any width and type, bytes are copied
+_TAKEN = {  # bytes of rows of any width and type are copied
     ("DraftSteps.copy_tails", "cache", "a column more"),
     ("DraftSteps.copy_tails", "cache", "another dtype"),
 }
 
 
 def _wrongs(call: str, argument: str, given: Any) -> list[str]:
-    """Return what cannot be given for an argument."""
+    """Return the wrong values of an argument."""
     if isinstance(given, torch.Tensor):
         wrongs = [*_TENSORS]
         if given.ndim < 1:
@@ -332,7 +332,7 @@ def _named(misfit: Misfit) -> str:
 
 @cache
 def all_misfits() -> tuple[Misfit, ...]:
-    """Return every argument of every call with all that is wrong."""
+    """Return every argument of every call with its wrong values."""
     return tuple(
         Misfit(call, argument, wrong)
         for call, (_, arguments) in _calls().items()
@@ -345,7 +345,7 @@ READS = {"refused": dict.fromkeys(map(_named, all_misfits()), ("inconsistent",))
 
 
 def misfits(first: tuple[str, str]) -> st.SearchStrategy[Misfit]:
-    """Draw what is wrong with an argument."""
+    """Draw a wrong argument."""
     return st.sampled_from([misfit for misfit in all_misfits() if _named(misfit) == first[0]])
 
 
@@ -356,13 +356,13 @@ def wrong_in(misfit: Misfit) -> set[tuple[str, str]]:
 
 @cache
 def _ask_right(call: str) -> None:
-    """Make a call as it should be, which compiles what it launches."""
+    """Make the right call once, which compiles its kernels."""
     asked, arguments = _calls()[call]
     asked(**arguments)
 
 
 def hold(misfit: Misfit) -> None:
-    """Ask for the call as it should be, then with one argument that no call allows."""
+    """Make the right call, then the call with one wrong argument."""
     _ask_right(misfit.call)
     call, arguments = _calls()[misfit.call]
     wrong = arguments | {misfit.argument: _spoilt(arguments[misfit.argument], misfit.wrong)}
@@ -379,7 +379,7 @@ def hold(misfit: Misfit) -> None:
     except (InvalidArgument, Unsupported):
         pass
     else:
-        raise AssertionError(f"{misfit.call} took {misfit.argument}: {misfit.wrong}")
+        raise AssertionError(f"{misfit.call} accepted {misfit.argument}: {misfit.wrong}")
     for tensor, bits in zip(tensors, before, strict=True):
         assert torch.equal(as_bits(tensor), bits), f"{misfit.call} wrote before it refused"
     plans = {"schedule_kernel", "token_kernel", "prefill_plan_kernel"}
@@ -388,5 +388,5 @@ def hold(misfit: Misfit) -> None:
 
 
 def forget() -> None:
-    """Drop instances that a refused call may have left half planned."""
+    """Drop instances that a refused call may have left with an incomplete plan."""
     _instances.cache_clear()

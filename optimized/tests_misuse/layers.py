@@ -1,4 +1,4 @@
-"""``MlaLayer``: lengths on the device that are not those the host was told."""
+"""Draws for ``MlaLayer``: lengths on the device that differ from those that the host passes."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _TOLERANCE = 5e-2 if ON_GPU else 1e-3
 
 @dataclass(frozen=True)
 class Layer:
-    """A step of a layer, and what the host says of it.
+    """A step of a layer, and the host's description of it.
 
     Parameters
     ----------
     step : Step
     absorbed_rows : int or None
-        ``None`` where the host is told nothing.
+        ``None`` if the host passes no description.
     query_lens, max_seq_lens : tuple of int
-        What the host is told otherwise.
+        The host's description otherwise.
     room : int
-        Keys that are materialized at a time.
+        The number of keys that are materialized at a time.
     """
 
     step: Step
@@ -52,7 +52,7 @@ class Layer:
 
 @st.composite
 def layers(draw: Draw, first: tuple[str, str]) -> Layer:
-    """Draw a step that the host knows, and then spoil what the device holds."""
+    """Draw a step that the host describes, then change the tensors on the device."""
     name = draw(st.sampled_from(_NAMES))
     config = SETUPS[name].config
     fields = legal(draw, name)
@@ -100,12 +100,12 @@ def _weights_of(name: str) -> HeadWeights:
 
 
 def forget() -> None:
-    """Drop instances that a failed launch may have left half written."""
+    """Drop instances whose buffers a failed launch may have left incomplete."""
     _layer_of.cache_clear()
 
 
 def _is_told_truth(layer: Layer, trial: Trial) -> bool:
-    """Return whether what the host was told holds for the rows that are legal."""
+    """Return whether the host's description is right for the legal rows."""
     if layer.absorbed_rows is None:
         return True
     starts = [0]
@@ -118,7 +118,7 @@ def _is_told_truth(layer: Layer, trial: Trial) -> bool:
 
 
 def hold(layer: Layer) -> None:
-    """Plan, append and attend twice; illegal rows are padding in either form."""
+    """Plan, append and attend twice; check that illegal rows are padding in both forms."""
     step, trial = layer.step, Trial(layer.step)
     config, weights = trial.config, _weights_of(step.config)
     is_true = _is_told_truth(layer, trial)
@@ -131,7 +131,7 @@ def hold(layer: Layer) -> None:
         guards = new_guards()
         cache = new_cache(config, guards, step.seed, trial.live(), filling)
         given = queries.clone()
-        if is_true:  # else tokens may stand for others
+        if is_true:  # otherwise tokens may belong to other rows
             given.view(torch.uint8)[padded] = filling
         whole = guards.place("queries", given)
         latents = trial.latents
@@ -165,7 +165,9 @@ def hold(layer: Layer) -> None:
         changed = (before != bits_of_slots(config, cache)).any(1).nonzero().flatten().tolist()
         groups = {slot // group_size(config) for slot in trial.written}
         foreign = [group for group in changed if group not in groups]
-        assert not foreign, f"slots {foreign} of the cache were written, which no token has"
+        assert not foreign, (
+            f"slots {foreign} of the cache were written, but no token has these slots"
+        )
         if is_true:
             assert bool((out[padded] == 0).all()), "out of padded tokens"
             assert bool((lse[padded] == -math.inf).all()), "lse of padded tokens"
@@ -174,7 +176,7 @@ def hold(layer: Layer) -> None:
     if not contested:
         for one, other in zip(*ran, strict=True):
             same = torch.equal(as_bits(one), as_bits(other))
-            assert same, "answers depend on what may not be read"
+            assert same, "outputs depend on memory that must not be read"
     if is_true and not config.is_fp8 and config.rope is None:
         _hold_dense(trial, weights, queries, cache, ran[1])
 

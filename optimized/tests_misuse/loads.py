@@ -1,4 +1,4 @@
-"""``StepInputs.load``: whatever a step holds is copied as it is, and what it has not is padding."""
+"""Draws for ``StepInputs.load``: a step is copied unchanged, the rest of the inputs is padding."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NAMES = [name for name, setup in SETUPS.items() if can_be("block_table", "zero"
 
 
 class Load(Step):
-    """A step that is loaded into fixed tensors, and planned from there."""
+    """A step that is loaded into fixed tensors and planned from them."""
 
 
 @st.composite
 def loads(draw: Draw, first: tuple[str, str]) -> Load:
-    """Draw a step with a block table that is spoilt in the `first` way, and in others."""
+    """Draw a step with a block table that is invalid in the `first` way and in up to two others."""
     name = draw(st.sampled_from(_NAMES))
     ways = [pair for pair in SPOILT if pair[0] in _VALUES]
     more = draw(st.lists(st.sampled_from(ways), max_size=2))
@@ -37,17 +37,17 @@ def loads(draw: Draw, first: tuple[str, str]) -> Load:
 
 
 def hold(load: Load) -> None:
-    """Load over another step's numbers; legal rows keep their slots in the largest bucket."""
+    """Load a step over another step, and check that legal rows keep their slots."""
     config, rows, tokens = SETUPS[load.config].config, len(load.seq_lens), load.num_tokens
     trial = Trial(load)
     guards = new_guards()
     if trial.mask is not None and config.mask != "tree:packed":
         columns = config.max_model_len if config.mask == "tree:full" else config.max_draft_tokens
         if len(trial.mask) > config.max_query_tokens * columns:
-            return  # no room for it, which a step of legal rows always has
+            return  # the mask does not fit; that of a step of legal rows always fits
     inputs = StepInputs(config, DEVICE, {"slots": ((config.max_query_tokens,), torch.int64)})
     inputs.poison()
-    inputs.block_table.fill_(NUM_BLOCKS - 1)  # of another request in the step before
+    inputs.block_table.fill_(NUM_BLOCKS - 1)  # blocks of another request, from an earlier step
     table = trial.table(guards, FILLINGS[0])
     mask = None if trial.mask is None else guards.place("mask", trial.mask)
     lengths = trial.lengths(guards)
@@ -69,7 +69,7 @@ def hold(load: Load) -> None:
     rest = [-1] * (config.max_query_tokens - tokens)
     assert inputs.tokens["slots"].tolist() == [*given, *rest], "slots"
     if max(load.cu_seqlens_q) > tokens or config.is_tree:
-        return  # tokens that were cut off lie inside the bucket
+        return  # the bucket contains tokens that the step cut off
     bucket = Bucket(config.max_query_tokens, config.max_rows)
     view, mla = inputs.view(bucket), mla_of(load.config)
     with watched():
@@ -78,4 +78,4 @@ def hold(load: Load) -> None:
     own = {t: s for row in trial.rows for t, s in zip(row.tokens, trial.slots_of(row), strict=True)}
     for token, slot in own.items():
         is_right = found[token] < 0 if slot is None else found[token] == slot
-        assert is_right, f"slot {found[token]} of token {token}, not {slot}"
+        assert is_right, f"slot {found[token]} of token {token}; expected {slot}"

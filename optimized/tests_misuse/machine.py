@@ -1,4 +1,4 @@
-"""Where draws run: in Triton's interpreter at small dims, or on a GPU at those of DeepSeek-V3."""
+"""The device of all draws: Triton's interpreter at small dims, or a GPU at DeepSeek-V3 dims."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 MARGIN = int(os.environ.get("MISUSE_MARGIN", "1024"))
 FILLINGS = (0xFF, 0x00)
-"""What stands beside tensors, and wherever nothing may be read: NaN, -1 and true; then 0 and false.
+"""The bytes around tensors and in all memory that must not be read.
 
-Each draw runs with one, and again with the other.
+The first value gives NaN, -1 and true, the second 0 and false. Each draw runs with both.
 """
 
-_SMALL = AttendVariant(  # programs cost time in the interpreter
+_SMALL = AttendVariant(  # each program costs time in the interpreter
     tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=3, min_units=1, split_tiles=1
 )
 _FP8 = ("fp8_e4m3", "fp8_ds_mla", "fp8_block_token", "fp8_block_group")
@@ -34,7 +34,7 @@ _FP8 = ("fp8_e4m3", "fp8_ds_mla", "fp8_block_token", "fp8_block_group")
 
 @dataclass(frozen=True)
 class Setup:
-    """A config, and how far an answer may be from float64's over the same cache."""
+    """A config, and the tolerance of an output compared with float64 over the same cache."""
 
     config: MlaConfig
     tolerance: float
@@ -122,25 +122,25 @@ SETUPS = _setups_of_gpu() if ON_GPU else _setups_of_interpreter()
 
 @cache
 def mla_of(name: str, number: int = 0) -> PagedMla:
-    """Return an instance of a setup; those of other numbers share nothing with it."""
+    """Return an instance of a setup; instances with other numbers share no buffers with it."""
     setup = SETUPS[name]
     del number
     return PagedMla(setup.config, DEVICE, variant=setup.variant)
 
 
 def forget() -> None:
-    """Drop instances, whose buffers a failed launch may have left half written."""
+    """Drop instances whose buffers a failed launch may have left incomplete."""
     mla_of.cache_clear()
 
 
 def new_guards() -> Guards:
-    """Return an allocator of one draw."""
+    """Return the allocator of one draw."""
     return Guards(DEVICE, margin=MARGIN)
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Check accesses of what runs inside, and wait for it."""
+    """Check the accesses of kernels that run inside, and wait for their end."""
     with nullcontext() if ON_GPU else checked_accesses():
         yield
     if ON_GPU:

@@ -1,4 +1,4 @@
-"""``Prefill``: prefix sums of queries and of keys that do not ascend, or leave their tensors."""
+"""Draws for ``Prefill``: prefix sums that decrease or exceed their tensors."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ CONFIGS = {
     "portable": _config(qk_nope_head_dim=32, v_head_dim=16),
 }
 _TOLERANCE = 3e-2 if ON_GPU else 1e-4
-_MOST_KEYS = 2**30  # the plan knows that no tensor of keys has more
+_MOST_KEYS = 2**30  # the plan assumes that no tensor of keys has more
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Rows of queries and keys, and how many of each there are.
+    """Rows of queries and keys, and the numbers of both.
 
     Parameters
     ----------
@@ -83,13 +83,13 @@ def _prefill(name: str) -> Prefill:
 
 
 def forget() -> None:
-    """Drop instances that a failed launch may have left half written."""
+    """Drop instances whose buffers a failed launch may have left incomplete."""
     _prefill.cache_clear()
 
 
 @st.composite
 def prompts(draw: Draw, first: tuple[str, str]) -> Prompt:
-    """Draw rows that are spoilt in the `first` way, and perhaps in others."""
+    """Draw rows that are invalid in the `first` way and possibly in other ways."""
     name = draw(st.sampled_from([*CONFIGS]))
     config = CONFIGS[name]
     rows, left = draw(st.integers(1, config.max_rows)), config.max_tokens
@@ -148,7 +148,7 @@ def wrong_in(prompt: Prompt) -> set[tuple[str, str]]:
 
 
 def _rows(prompt: Prompt) -> tuple[list[_Row], list[_Row]]:
-    """Return the rows that have queries and keys, and those that have keys past the tensors."""
+    """Return the rows with queries and keys, and the rows with keys past the end of the tensors."""
     config, tokens = CONFIGS[prompt.config], prompt.num_tokens
     rows: list[_Row] = []
     past: list[_Row] = []
@@ -175,7 +175,7 @@ def _rows(prompt: Prompt) -> tuple[list[_Row], list[_Row]]:
 
 
 def hold(prompt: Prompt) -> None:
-    """Attend twice; legal rows are float64's, and all other tokens are padding."""
+    """Attend twice; check legal rows against float64, and that all other tokens are padding."""
     config, (rows, past) = CONFIGS[prompt.config], _rows(prompt)
     generator = torch.Generator().manual_seed(prompt.seed)
     heads, (nope, rope, value) = config.num_heads, config.head_dims
@@ -202,7 +202,7 @@ def hold(prompt: Prompt) -> None:
             given = tensor.clone()
             given.view(torch.uint8)[padded if name.startswith("q") else unread] = filling
             stride = None
-            if name in {"k_nope", "v"} and prompt.seed % 2:  # halves of one projection
+            if name in {"k_nope", "v"} and prompt.seed % 2:  # two parts of one projection
                 stride = (heads * (nope + value), nope + value, 1)
             placed[name] = guards.place(name, given, stride=stride)
         blank = torch.empty((prompt.num_tokens, heads, value), dtype=config.dtype)
@@ -226,7 +226,7 @@ def hold(prompt: Prompt) -> None:
             prefill.attend(**placed, out=out, lse=lse)
         guards.check()
         written = torch.full((prompt.num_tokens,), config.writes_empty)
-        for row in past:  # the plan does not know of them
+        for row in past:  # the plan does not contain them
             written[row.tokens.start : row.tokens.stop] = True
         assert bool((out[padded & written] == 0).all()), "out of padded tokens"
         assert bool((lse[padded & written] == -math.inf).all()), "lse of padded tokens"
@@ -236,7 +236,7 @@ def hold(prompt: Prompt) -> None:
         ran.append((out.cpu(), lse.cpu()))
     for one, other in zip(*ran, strict=True):
         same = torch.equal(as_bits(one[~padded]), as_bits(other[~padded]))
-        assert same, "answers depend on what may not be read"
+        assert same, "outputs depend on memory that must not be read"
     for row in rows:
         queries, keys = (
             slice(row.tokens.start, row.tokens.stop),

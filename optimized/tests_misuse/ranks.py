@@ -1,4 +1,4 @@
-"""``ContextParallelMla``: what each rank of a world derives, and a group of one as a whole."""
+"""Draws for ``ContextParallelMla``: the shard of each rank, and all operations of one rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SETUP = "few" if ON_GPU else "causal"
 
 @dataclass(frozen=True)
 class Rank:
-    """A step of a group, and the rank that looks at it; `block_size` is that of one rank."""
+    """A step of a group and one of its ranks; `block_size` is that of one rank."""
 
     step: Step
     world: int
@@ -40,8 +40,8 @@ class Rank:
 
 @st.composite
 def ranks(draw: Draw, first: tuple[str, str]) -> Rank:
-    """Draw a step that is spoilt in the `first` way, for one of up to three ranks."""
-    world = draw(st.sampled_from([1, 2, 1, 3]))  # a world of one also appends and attends
+    """Draw a step that is invalid in the `first` way, for one of up to three ranks."""
+    world = draw(st.sampled_from([1, 2, 1, 3]))  # a group of one rank also appends and attends
     interleave = draw(st.sampled_from([1, 2, SETUPS[_SETUP].config.block_size]))
     ways = [(value, kind) for value, kinds in OF_STEPS.items() for kind in kinds]
     more = draw(st.lists(st.sampled_from(ways), max_size=2))
@@ -51,19 +51,19 @@ def ranks(draw: Draw, first: tuple[str, str]) -> Rank:
 
 
 def launches(rank: Rank) -> list[str]:
-    """Return what is launched for a draw."""
+    """Return the launches of a draw."""
     return [*READS] if rank.world == 1 else ["shard"]
 
 
 def hold(rank: Rank) -> None:
-    """Hold what a rank derives; of a world of one, what it writes and answers too."""
+    """Check the shard of a rank; for a group of one rank also its writes and outputs."""
     _hold_shard(rank)
     if rank.world == 1:
         _hold_alone(rank)
 
 
 def _local_len(seq_len: int, rank: Rank) -> int:
-    """Return how many of a row's first tokens a rank has."""
+    """Return how many of a row's first `seq_len` tokens a rank has."""
     owners = ((position // rank.interleave) % rank.world for position in range(seq_len))
     return sum(owner == rank.rank for owner in owners)
 
@@ -124,21 +124,21 @@ def _hold_shard(rank: Rank) -> None:
         guards.check()
         for name, wanted in (("positions", positions), ("local_lens", lens)):
             found = getattr(shard, name)[:tokens].tolist()
-            assert found == wanted, f"{name} {found}, not {wanted}"
+            assert found == wanted, f"{name} {found}; expected {wanted}"
         for token, (slot, wanted) in enumerate(
             zip(shard.slot_mapping.tolist(), slots, strict=False)
         ):
             is_right = slot < 0 if wanted is None else slot == wanted
-            assert is_right, f"slot {slot} of token {token}, not {wanted}"
+            assert is_right, f"slot {slot} of token {token}; expected {wanted}"
         for token, wanted in enumerate(tables):
             line = shard.block_table[token].tolist()
             expected = wanted + [77] * (room - len(wanted))
-            assert line == expected, f"table of token {token}: {line}, not {expected}"
+            assert line == expected, f"table of token {token}: {line}; expected {expected}"
 
 
 @cache
 def _group() -> Any:
-    """Return a group of this process alone."""
+    """Return a group with only this process."""
     folder = tempfile.mkdtemp()
     backend = "nccl" if ON_GPU else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/alone", rank=0, world_size=1)
@@ -151,7 +151,7 @@ def _mla_of(name: str) -> ContextParallelMla:
 
 
 def forget() -> None:
-    """Drop instances that a failed launch may have left half written."""
+    """Drop instances whose buffers a failed launch may have left incomplete."""
     _mla_of.cache_clear()
 
 
@@ -185,7 +185,9 @@ def _hold_alone(rank: Rank) -> None:
         guards.check()
         changed = (before != bits_of_slots(config, cache)).any(1).nonzero().flatten().tolist()
         foreign = [slot for slot in changed if slot not in trial.written]
-        assert not foreign, f"slots {foreign} of the cache were written, which no token has"
+        assert not foreign, (
+            f"slots {foreign} of the cache were written, but no token has these slots"
+        )
         assert bool((out[padded] == 0).all()), "out of padded tokens"
         assert bool((lse[padded] == -math.inf).all()), "lse of padded tokens"
         outs.append((out.cpu(), lse.cpu()))
@@ -193,7 +195,7 @@ def _hold_alone(rank: Rank) -> None:
     tokens = [token for token in range(step.num_tokens) if token not in contested]
     for one, other in zip(*outs, strict=True):
         same = torch.equal(as_bits(one[tokens]), as_bits(other[tokens]))
-        assert same, "answers depend on what may not be read"
+        assert same, "outputs depend on memory that must not be read"
     for row in trial.rows:
         if row.query_len and all(0 <= block < NUM_BLOCKS for block in row.blocks):
             queries = slice(row.tokens.start, row.tokens.stop)

@@ -1,6 +1,6 @@
-"""Which rows of a step are legal, and what attention in float64 says of those.
+"""The legal rows of a step, and attention in float64 for them.
 
-Written from the contract (``docs/contract.md``), not from the kernels.
+This file follows the contract (``docs/contract.md``) and not the kernels.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from paged_mla_optimized import MlaConfig
 
 @dataclass
 class Row:
-    """One legal row of a step, as far as the step's tokens reach.
+    """One legal row of a step, without the tokens past the step's end.
 
     Attributes
     ----------
     number : int
     tokens : range
-        Those of the step; empty where the row begins at or past the step's end.
+        The row's tokens in the step; empty if the row starts at or past the step's end.
     cut : int
-        Tokens at or past the step's end.
+        The number of tokens at or past the step's end.
     keys : int
-        Tokens that are cached or come with this step.
+        The number of tokens that are cached or in this step.
     blocks : list of int
-        Ids of the blocks that have them, as the table has them.
+        The ids of their blocks in the table.
     mask : slice
-        Its elements of a flat mask, of `columns` a line.
+        Its elements of a flat mask, with `columns` elements a line.
     """
 
     number: int
@@ -42,15 +42,15 @@ class Row:
 
     @property
     def query_len(self) -> int:
-        """Tokens that the step has."""
+        """The number of tokens in the step."""
         return len(self.tokens)
 
     def key_of(self, index: int) -> int:
-        """Return where a token lies in the row; below 0 in front of all keys."""
+        """Return the position of a token in the row; negative before the first key."""
         return self.keys - self.query_len + index
 
     def slot_of(self, key: int, block_size: int) -> int | None:
-        """Return the slot of a key, ``None`` where its block is below 0."""
+        """Return the slot of a key, or ``None`` if its block is negative."""
         block = self.blocks[key // block_size]
         return None if block < 0 else block * block_size + key % block_size
 
@@ -65,29 +65,29 @@ def legal_rows(
     columns: int,
     mask_elements: int | None = None,
 ) -> list[Row]:
-    """Return the rows that are no padding.
+    """Return the rows that are not padding.
 
     Parameters
     ----------
     config, starts, seq_lens, num_tokens
         As for ``PagedMla.plan``.
-    tables : of each row, ids of its blocks; ``None`` where the row has none
+    tables : for each row the ids of its blocks; ``None`` if the row has no line
     columns : int
-        Tokens that a line of the table, or of the map, has room for.
+        The number of tokens for which a line of the table or map has entries.
     mask_elements : int or None
-        Of a flat mask; ``None`` for other masks.
+        The number of elements of a flat mask; ``None`` for other masks.
     """
     rows: list[Row] = []
     reached, element = 0, 0
     for number, (begin, end, seq_len) in enumerate(
         zip(starts[:-1], starts[1:], seq_lens, strict=True)
     ):
-        within = min(max(begin, 0), num_tokens)  # past the step's end no order is looked at
+        within = min(max(begin, 0), num_tokens)  # the order past the step's end is not checked
         first = reached = max(reached, within)
         tokens = range(first, max(first, min(end, num_tokens)))
         cut = end - begin - len(tokens)
         keys = max(seq_len - cut, 0)
-        given = end - begin if end - begin < 2**31 else 0  # no length is larger
+        given = end - begin if end - begin < 2**31 else 0  # a length has 32 bits
         width = max(given if config.mask == "tree:qlen" else seq_len, 0)
         lines = slice(element, element + max(given, 0) * width)
         element = lines.stop

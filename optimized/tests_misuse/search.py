@@ -1,4 +1,4 @@
-"""Draws, counts and shrinks what fails, until the time is up."""
+"""The search: draw, count the draws and shrink failing ones until the time is up."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 _HANGS = 60 if os.environ.get("TRITON_INTERPRET") == "1" else 300
-"""Seconds after which a draw hangs; on a GPU kernels compile meanwhile."""
+"""The time limit of a draw in seconds; on a GPU it includes compilation."""
 _SHRINKING = 20.0
 _FIRST = 2
-"""Draws for a cell that has none; the first is the simplest there is."""
+"""The number of draws for a cell without draws; the first is the simplest draw."""
 _DIGITS = re.compile(r"-?\d[\d.e+-]*|\[[^\]]*\]")
 
 
 class TimeUp(KeyboardInterrupt):
-    """No more draws. Hypothesis passes an interrupt on at once."""
+    """The time is up. It is an interrupt because hypothesis does not catch one."""
 
 
 class Hangs(AssertionError):
-    """A draw does not come to its end."""
+    """A draw does not end."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One public class: what is drawn for it, and how a draw is held against the contract.
+    """A public class with its draws and the check of a draw against the contract.
 
     Parameters
     ----------
     name : str
-        What ``--only`` calls it.
+        Its name in ``--only``.
     reads : mapping
         See :class:`Cells`.
     draws : callable
-        Takes a pair of value and kind, and returns a strategy of draws that are spoilt so.
+        Takes a pair of value and kind, and returns a strategy of draws that are wrong in this way.
     hold : callable
-        Takes a draw; raises what is wrong.
+        Takes a draw; raises an error if a result is wrong.
     wrong_in : callable
         Takes a draw; returns its pairs of value and kind.
     forget : callable
         Drops instances that a failed draw may have left broken.
     launches : callable or None
-        Takes a draw; returns its launches. ``None`` for all.
+        Takes a draw; returns its launches. With ``None`` every draw has all launches.
     examples : int
-        Draws for one cell at a time.
+        The number of draws for a cell at a time.
     """
 
     name: str
@@ -69,14 +69,14 @@ class Subject:
 
     @property
     def spoilt(self) -> list[tuple[str, str]]:
-        """Return every pair of value and kind."""
+        """Every pair of value and kind."""
         pairs = {(value, kind) for of in self.reads.values() for value in of for kind in of[value]}
         return sorted(pairs)
 
 
 @dataclass
 class Failure:
-    """The smallest draw that fails in one way."""
+    """The smallest draw that fails with one message."""
 
     subject: str
     message: str
@@ -86,7 +86,7 @@ class Failure:
 
 @dataclass
 class Search:
-    """What was drawn, and what failed."""
+    """The state of the search: the counted draws and the failures."""
 
     until: float
     cells: dict[str, Cells] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Search:
     draws: int = 0
 
     def run(self, subjects: list[Subject], first_seed: int) -> None:
-        """Draw for the cell that has the fewest draws, until the time is up."""
+        """Draw for the cell with the fewest draws, until the time is up."""
         self.cells = {subject.name: Cells(subject.reads) for subject in subjects}
         choices = [(subject, pair) for subject in subjects for pair in subject.spoilt]
 
@@ -111,7 +111,7 @@ class Search:
             return
 
     def _round(self, subject: Subject, pair: tuple[str, str], number: int, count: int) -> None:
-        """Draw a few times, and shrink the first failure for a while."""
+        """Draw a few times, and shrink the first failure for a limited time."""
         stop = [self.until]
 
         @seed(number)
@@ -142,7 +142,7 @@ class Search:
             pass
 
     def _ask(self, subject: Subject, draw: Any) -> None:
-        """Hold one draw; keep it if it is the smallest that fails as it does."""
+        """Check one draw; keep it if it is the smallest draw with its failure."""
         self.draws += 1
         launches = subject.reads if subject.launches is None else subject.launches(draw)
         self.cells[subject.name].count(launches, subject.wrong_in(draw))
@@ -162,7 +162,7 @@ class Search:
                 failure.count += 1
                 if len(repr(draw)) < len(repr(failure.draw)):
                     failure.message, failure.draw = message, draw
-            if _is_of_device(error):  # nothing runs on a device that has failed
+            if _is_of_device(error):  # no kernel runs after an error of the device
                 raise TimeUp from None
             raise
 
@@ -173,14 +173,14 @@ def _is_of_device(error: Exception) -> bool:
 
 @contextmanager
 def _alarm(name: str, draw: Any) -> Iterator[None]:
-    """Raise ``Hangs`` inside a draw that takes too long; kernels on a GPU end the process."""
+    """Raise ``Hangs`` inside a draw that takes too long; if a kernel hangs, end the process."""
 
     def give_up() -> None:
-        print(f"{name}: no end after {2 * _HANGS} s\n  {draw!r}", file=sys.stderr, flush=True)
+        print(f"{name}: did not end after {2 * _HANGS} s\n  {draw!r}", file=sys.stderr, flush=True)
         os._exit(3)
 
     def ring(_signal: int, _frame: Any) -> None:
-        raise Hangs(f"no end after {_HANGS} s")
+        raise Hangs(f"did not end after {_HANGS} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     timer = threading.Timer(2 * _HANGS, give_up)

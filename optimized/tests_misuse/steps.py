@@ -1,4 +1,4 @@
-"""Steps of ``PagedMla``: whatever lengths, tables, masks, maps and slots the device may hold."""
+"""Draws for ``PagedMla``: steps with any lengths, tables, masks, maps and slots."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ I32 = torch.int32
 
 @dataclass(frozen=True)
 class Step:
-    """One step, and all that is done with it.
+    """One step, with the arguments of all calls on it.
 
     Parameters
     ----------
     config : str
-        Key of ``SETUPS``.
+        The key in ``SETUPS``.
     cu_seqlens_q, seq_lens : tuple of int
     table : tuple of tuple of int
-        The block table; with `request_ids`, of each request the first slot of each of its blocks.
+        The block table; with `request_ids`, the first slot of each block of each request.
     num_tokens : int
     lines : int
-        Room for gathered tokens.
+        The number of lines for gathered tokens.
     request_ids : tuple of int or None
     columns : int or None
-        Tokens that a request has in the map.
+        The number of tokens of a request in the map.
     mask : int or None
-        Elements of a flat mask, or bytes of a line of a packed one.
+        The number of elements of a flat mask, or of bytes of a line of a packed mask.
     slots : tuple of int or None
-        Named slots.
+        The slots that the caller passes.
     scale : float or None
-        Of quantized queries.
+        The scale of quantized queries.
     max_query_len : int or None
     seed : int
-        Of the contents, and of the strides.
+        The seed of the contents and of the strides.
     """
 
     config: str
@@ -69,7 +69,7 @@ class Step:
 
 @dataclass
 class Ran:
-    """What a step left behind, on the CPU."""
+    """The results of a step, on the CPU."""
 
     out: torch.Tensor
     lse: torch.Tensor
@@ -86,7 +86,7 @@ class Ran:
 
 
 class Trial:
-    """A step whose rows are known to be legal or not."""
+    """A step with its legal rows."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.setup = step, SETUPS[step.config]
@@ -151,7 +151,7 @@ class Trial:
         return slot is not None and 0 <= slot < limit and slot != self.config.reserved_slot
 
     def _written(self) -> dict[int, list[int]]:
-        """Return the tokens that go to each slot."""
+        """Return the tokens that are written to each slot."""
         named = self.step.slots
         if named is None:
             pairs = [
@@ -168,7 +168,7 @@ class Trial:
         return written
 
     def _contested(self) -> set[int]:
-        """Return the groups of slots that two tokens go to, or two rows of shared scales."""
+        """Return the groups of slots that two tokens, or two rows with shared scales, write to."""
         size = group_size(self.config)
         row_of = {token: row.number for row in self.rows for token in row.tokens}
         rows: dict[int, set[Any]] = {}
@@ -179,7 +179,7 @@ class Trial:
         return twice | shared if self.step.slots is None else twice
 
     def is_contested(self, row: Row) -> bool:
-        """Return whether what a row sees depends on who writes first."""
+        """Return whether the keys of a row depend on the order of writes."""
         size = group_size(self.config)
         return any(slot // size in self.contested for slot in self.seen_by(row))
 
@@ -195,7 +195,7 @@ class Trial:
         ]
 
     def run(self, filling: int) -> Ran:
-        """Do all calls between guards, with a filling wherever nothing may be read."""
+        """Make all calls between guard zones, with a filling in memory that must not be read."""
         step, config, guards = self.step, self.config, new_guards()
         rank, place = config.kv_lora_rank, guards.place
         cache = new_cache(config, guards, step.seed, self.live(), filling)
@@ -253,12 +253,12 @@ class Trial:
     def _line(
         self, guards: Guards, name: str, numbers: tuple[int, ...], dtype: torch.dtype = I32
     ) -> torch.Tensor:
-        """Return numbers on the device, in some steps not dense."""
+        """Return numbers on the device, with a stride in some steps."""
         spread = 1 + self.step.seed % 3
         return guards.place(name, torch.tensor(numbers, dtype=dtype), stride=(spread,))
 
     def table(self, guards: Guards, filling: int) -> torch.Tensor | RequestMap:
-        """Return the table or the map, whose entries that no row has are the filling."""
+        """Return the table or the map, with the filling in entries of no row."""
         step, size = self.step, self.config.block_size
         rest = -1 if filling == FILLINGS[0] else 0
         width = len(step.table[0]) if step.table else 0
@@ -283,7 +283,7 @@ class Trial:
         )
 
     def _placed_mask(self, guards: Guards, filling: int) -> torch.Tensor:
-        """Return the mask, with the filling in what no legal row has."""
+        """Return the mask, with the filling in elements of no legal row."""
         assert self.mask is not None
         mask, unread = self.mask.clone(), torch.ones(len(self.mask), dtype=torch.bool)
         for row in self.rows:
@@ -293,7 +293,7 @@ class Trial:
         return guards.place("mask", mask)
 
     def run_alone(self, filling: int) -> Ran:
-        """Do the same with the legal rows alone, as far as the step has their tokens."""
+        """Make the same calls with only the legal rows and their tokens in the step."""
         step, config, rank = self.step, self.config, self.config.kv_lora_rank
         tokens = [token for row in self.rows for token in row.tokens]
         starts = [0]
@@ -343,7 +343,7 @@ class Trial:
         return _ran(config, mla, cache, before, (out, lse, lines, codes, scales))
 
     def _lines_of(self, row: Row) -> torch.Tensor:
-        """Return a row's elements of a flat mask; those of a row that is cut mean nothing."""
+        """Return a row's elements of a flat mask; those of a cut row are not used."""
         assert self.mask is not None
         if not row.cut:
             return self.mask[row.mask]
@@ -351,7 +351,7 @@ class Trial:
         return self.mask.new_zeros(row.query_len * width)
 
     def live(self) -> list[int] | None:
-        """Return the slots whose contents matter; ``None`` where all may."""
+        """Return the slots whose contents are used; ``None`` if all slots may be used."""
         if self.step.slots is not None and self.config.stored.couples_tokens:
             return None
         live = [slot for row in self.rows for slot in self.seen_by(row)]
@@ -365,7 +365,7 @@ def _ran(
     before: torch.Tensor,
     answers: tuple[torch.Tensor, ...],
 ) -> Ran:
-    """Return what a step left behind; `answers` are out, lse, gathered lines, codes and scales."""
+    """Return the results of a step; `answers` are out, lse, gathered lines, codes and scales."""
     planned = mla.slot_mapping, mla.positions, mla.cu_seqlens_k, mla.block_table
     after = bits_of_slots(config, cache)
     return Ran(
@@ -378,7 +378,7 @@ def _ran(
 
 
 def hold(step: Step) -> None:
-    """Do a step twice, over different fillings, and hold it against the contract."""
+    """Run a step with both fillings and check the results against the contract."""
     trial = Trial(step)
     first, second = (trial.run(filling) for filling in FILLINGS)
     for ran in (first, second):
@@ -392,7 +392,7 @@ def hold(step: Step) -> None:
 
 
 def _hold_padding(trial: Trial, ran: Ran) -> None:
-    """Check that tokens of no legal row, and of rows without keys, have (0, -inf)."""
+    """Check that tokens of no legal row and of rows without keys have out 0 and lse -inf."""
     padded = [token for token in range(trial.step.num_tokens) if token not in trial.own]
     for what, given, expected in (
         ("out", ran.out, 0),
@@ -401,11 +401,11 @@ def _hold_padding(trial: Trial, ran: Ran) -> None:
         ("positions", ran.positions, 0),
     ):
         wrong = [t for t in padded if not bool((given[t] == expected).all())]
-        assert not wrong, f"{what} of padded tokens {wrong}: {given[wrong[0]]}, not {expected}"
+        assert not wrong, f"{what} of padded tokens {wrong}: {given[wrong[0]]}; expected {expected}"
 
 
 def _hold_slots(trial: Trial, ran: Ran) -> None:
-    """Check that slots lie in the row's own blocks, and that prefix sums count its keys."""
+    """Check that slots are in the row's own blocks, and that prefix sums count its keys."""
     limit = NUM_BLOCKS * trial.config.block_size
     for row in trial.rows:
         given = ran.slots[row.tokens.start : row.tokens.stop].tolist()
@@ -413,80 +413,84 @@ def _hold_slots(trial: Trial, ran: Ran) -> None:
             is_right = slot == wanted
             if wanted is None or wanted >= limit:
                 is_right = slot < 0 or slot >= limit
-            assert is_right, f"row {row.number}: slot {slot} of token {index}, not {wanted}"
+            assert is_right, f"row {row.number}: slot {slot} of token {index}; expected {wanted}"
         if trial.mask is None:
             given = ran.positions[row.tokens.start : row.tokens.stop].tolist()
             wanted = [max(row.key_of(index), 0) for index in range(row.query_len)]
-            assert given == wanted, f"row {row.number}: positions {given}, not {wanted}"
+            assert given == wanted, f"row {row.number}: positions {given}; expected {wanted}"
     keys = {row.number: row.keys for row in trial.rows}
     sums = [0]
     for number in range(len(trial.step.seq_lens)):
         sums.append(sums[-1] + keys.get(number, 0))
-    assert ran.cu_seqlens_k.tolist() == sums, f"cu_seqlens_k {ran.cu_seqlens_k}, not {sums}"
+    assert ran.cu_seqlens_k.tolist() == sums, f"cu_seqlens_k {ran.cu_seqlens_k}; expected {sums}"
     if trial.step.request_ids is not None:
         for row in trial.rows:
             given = ran.table[row.number, : len(row.blocks)].tolist()
-            assert given == row.blocks, f"row {row.number}: table {given}, not {row.blocks}"
+            assert given == row.blocks, f"row {row.number}: table {given}; expected {row.blocks}"
 
 
 def _hold_cache(trial: Trial, ran: Ran) -> None:
-    """Check that only slots of tokens are written, and hold their bytes in a plain cache."""
+    """Check that only slots of tokens are written, and compare their bytes in a plain cache."""
     config, size = trial.config, group_size(trial.config)
     groups = {slot // size for slot in trial.written}
     changed = (ran.before != ran.after).any(1).nonzero().flatten().tolist()
     foreign = [group * size for group in changed if group not in groups]
-    assert not foreign, f"slots {foreign} of the cache were written, which no token has"
+    assert not foreign, f"slots {foreign} of the cache were written, but no token has these slots"
     if config.is_fp8 or config.rope is not None:
         return
     for slot, tokens in trial.written.items():
         wanted = as_bits(trial.latents[tokens]).view(torch.uint8)
         is_there = (wanted == ran.after[slot]).all(1)
-        # Two tokens of a slot may each leave their part.
-        assert bool(is_there.any()) or len(tokens) > 1, f"slot {slot} has not token {tokens}"
+        # Two tokens of a slot may each write a part of it.
+        assert bool(is_there.any()) or len(tokens) > 1, (
+            f"slot {slot} does not contain token {tokens}"
+        )
 
 
 def _hold_gathered(trial: Trial, ran: Ran) -> None:
-    """Check that gathered lines of a plain cache are what it holds."""
+    """Check that gathered lines of a plain cache equal its tokens."""
     lines = [slot for row in trial.rows for slot in trial.seen_by(row)][: trial.step.lines]
     if trial.config.is_fp8:
         return
     wanted = as_bits(rows_of_slots(ran.cache, lines))
-    assert torch.equal(as_bits(ran.gathered[: len(lines)]), wanted), "gathered lines"
+    assert torch.equal(as_bits(ran.gathered[: len(lines)]), wanted), (
+        "gathered lines differ from the cache"
+    )
 
 
 def _hold_alike(trial: Trial, first: Ran, second: Ran) -> None:
-    """Check that what may not be read changes no bit, of illegal rows either."""
+    """Check that memory that must not be read changes no bit, also for illegal rows."""
     contested = {t for row in trial.rows if trial.is_contested(row) for t in row.tokens}
     tokens = [token for token in range(trial.step.num_tokens) if token not in contested]
     for name in ("out", "lse", "slots", "positions"):
         one, other = (as_bits(getattr(ran, name)[tokens]) for ran in (first, second))
-        assert torch.equal(one, other), f"{name} depends on what may not be read"
+        assert torch.equal(one, other), f"{name} depends on memory that must not be read"
     own = sorted(trial.own)
     for name in ("codes", "scales"):
         one, other = (as_bits(getattr(ran, name)[own]) for ran in (first, second))
-        assert torch.equal(one, other), f"{name} of queries depend on what may not be read"
+        assert torch.equal(one, other), f"{name} of queries depend on memory that must not be read"
     size = group_size(trial.config)
     written = sorted({slot // size for slot in trial.written} - trial.contested)
     if size == 1:
         same = torch.equal(first.after[written], second.after[written])
-        assert same, "what is written depends on what may not be read"
+        assert same, "what is written depends on memory that must not be read"
     lines = sum(row.keys for row in trial.rows)
     if not contested:
         one, other = (as_bits(ran.gathered[:lines]) for ran in (first, second))
-        assert torch.equal(one, other), "gathered lines depend on what may not be read"
+        assert torch.equal(one, other), "gathered lines depend on memory that must not be read"
     for ran, filling in ((first, FILLINGS[0]), (second, FILLINGS[1])):
         rest = as_bits(ran.gathered[lines:]).view(torch.uint8)
-        assert bool((rest == filling).all()), "lines past the last were written"
+        assert bool((rest == filling).all()), "lines after the last key were written"
 
 
 def _is_comparable(trial: Trial, row: Row) -> bool:
-    """Return whether a row's answers mean something."""
+    """Return whether the outputs of a row can be compared."""
     is_cut_tree = trial.config.is_tree and row.cut > 0
     return trial.has_all_blocks(row) and not is_cut_tree and row.query_len > 0
 
 
 def _hold_dense(trial: Trial, ran: Ran) -> None:
-    """Check that legal rows have the answers of float64 over what the cache holds."""
+    """Check the outputs of legal rows against float64 over the contents of the cache."""
     config, tolerance = trial.config, trial.setup.tolerance
     if config.is_fp8 or config.rope is not None:
         return
@@ -501,27 +505,29 @@ def _hold_dense(trial: Trial, ran: Ran) -> None:
 
 
 def _hold_alone(trial: Trial, ran: Ran) -> None:
-    """Check that legal rows write and answer what they do without the others."""
+    """Check that legal rows give the same writes and outputs without the other rows."""
     config, setup, size = trial.config, trial.setup, group_size(trial.config)
     if not config.is_fp8 and config.rope is None and trial.step.seed % 4:
-        return  # the direct comparisons say it all
+        return  # the direct comparisons suffice
     alone = trial.run_alone(FILLINGS[1])
     tokens = [token for row in trial.rows for token in row.tokens]
     for name in ("codes", "scales"):
         one, other = as_bits(getattr(ran, name)[tokens]), as_bits(getattr(alone, name))
-        assert torch.equal(one, other), f"{name} of queries are not those of the rows alone"
+        assert torch.equal(one, other), f"{name} of queries differ from those of the rows alone"
     of_padding = {s // size for s, of in trial.written.items() if not trial.own.issuperset(of)}
     unlike = trial.contested | of_padding
     same = (alone.after == ran.after).all(1)
     same[sorted(unlike)] = True
     wrong = (~same).nonzero().flatten().tolist()
-    assert not wrong, f"groups of slots {wrong} hold other bytes than those of the rows alone"
+    assert not wrong, f"groups of slots {wrong} differ from those of the rows alone"
     mine, theirs, line = [], [], 0
     for row in trial.rows:
         if not any(slot // size in unlike for slot in trial.seen_by(row)):
             lines = slice(line, min(line + row.keys, trial.step.lines))
             one, other = as_bits(ran.gathered[lines]), as_bits(alone.gathered[lines])
-            assert torch.equal(one, other), f"row {row.number}: lines are not those of it alone"
+            assert torch.equal(one, other), (
+                f"row {row.number}: lines differ from those of the row alone"
+            )
             if _is_comparable(trial, row):
                 mine += row.tokens
                 theirs += range(
@@ -529,7 +535,9 @@ def _hold_alone(trial: Trial, ran: Ran) -> None:
                 )
         line += row.keys
     expected = alone.out[theirs], alone.lse[theirs]
-    _assert_close("rows beside others", (ran.out[mine], ran.lse[mine]), expected, setup.tolerance)
+    _assert_close(
+        "rows next to other rows", (ran.out[mine], ran.lse[mine]), expected, setup.tolerance
+    )
 
 
 def _assert_close(what: str, given: Any, expected: Any, tolerance: float) -> None:

@@ -1,4 +1,4 @@
-"""Every public class that is misused, by the name that ``--only`` takes."""
+"""Every public class that the search tests, by its name in ``--only``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ SUBJECTS = {subject.name: subject for subject in _ALL.values()}
 
 
 def ask(text: str) -> None:
-    """Hold a draw that is written as Python."""
+    """Check a draw that is a Python expression."""
     names: dict[str, Any] = {kind.__name__: kind for kind in _ALL}
     draw = eval(text, names | {"inf": math.inf, "nan": math.nan})
     _ALL[type(draw)].hold(draw)

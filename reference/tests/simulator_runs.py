@@ -36,7 +36,7 @@ def ask(name: str, prompt: int | tuple[int, ...], output: int = 1, arrival: int 
     """Return a request; a prompt given as a number is that many tokens of its own."""
     if isinstance(prompt, int):
         prompt = words(name, prompt)
-    return Request(name, prompt, words(f"{name} says", output), arrival)
+    return Request(name, prompt, words(f"{name} output", output), arrival)
 
 
 def run(config: EngineConfig, requests: Sequence[Request]) -> tuple[Engine, list[Step]]:

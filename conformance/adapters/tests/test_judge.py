@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -31,6 +32,7 @@ from paged_mla_adapters.judge.target import calls_of, load
 from paged_mla_adapters.mutants.kill import ask as ask_backend
 from paged_mla_conformance.run.reports.nan_origin import NanOrigin
 from paged_mla_reference.tolerance.compare import Mismatch
+from paged_mla_shared.cases.case import Row
 from paged_mla_shared.errors import InvalidArgument
 
 FILE = Path(judged.__file__)
@@ -44,8 +46,8 @@ SMALLEST = Served(
 )
 
 
-def described(name: str, kind: str = "attend") -> Claims:
-    target = f"{FILE}:{name}"
+def described(name: str, kind: str = "attend", file: Path = FILE) -> Claims:
+    target = f"{file}:{name}"
     return Claims(target, kind, roles=roles_of(calls_of(load(target)), kind, {}, {}))
 
 
@@ -467,6 +469,29 @@ def test_the_page_has_every_role_and_its_names():
     for role, names in ALIASES.items():
         assert f"| `{role}` | {', '.join(names)} |" in page
     assert set(KINDS) == {"attend", "append", "merge", "csr"}
+
+
+def test_the_page_has_a_kernel_with_a_bug_and_its_fix(tmp_path: Path):
+    """The first kernel leaves out a last block that is not full; the fixed lines read it."""
+    kernel, fix = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    fixed = kernel
+    for line in fix.splitlines():
+        name = line.partition(" = ")[0]
+        fixed = re.sub(rf"^{name} = .*$", lambda _, line=line: line, fixed, flags=re.MULTILINE)
+    errors = {}
+    for name, source in (("bug", kernel), ("fixed", fixed)):
+        file = tmp_path / f"{name}.py"
+        file.write_text(source)
+        claims = replace(described("decode", file=file), served=ANYTHING)
+        case, dims, dtype = next(beginnings(claims))
+        assert case.block_size == 64
+        for keys in (128, 40):
+            probed = probe(claims, replace(case, rows=(Row(keys, 1),)), dims, dtype)
+            errors[name, keys] = (probed.error, probed.lse_errors.get("natural"))
+    assert max(errors["bug", 128] + errors["fixed", 128] + errors["fixed", 40]) < 0.01
+    error, lse_error = errors["bug", 40]
+    assert error > 0.9
+    assert lse_error == float("inf")
 
 
 def test_the_screen_names_the_origin_of_a_nan(tmp_path: Path):

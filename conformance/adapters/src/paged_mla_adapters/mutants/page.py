@@ -10,11 +10,12 @@ from paged_mla_adapters.mutants.guard import GUARDS, SHARED_MEMORY, STREAM
 HEADING = "## Surroundings"
 _NEED_GPU = (SHARED_MEMORY, STREAM)
 _ABOUT = """
-The [surroundings](../adapters/README.md#surroundings) of calls find faults that a test alone would
-miss. The second part of `nox -s mutants` runs a step of the suite twice on each of [these
+The [surroundings](../adapters/README.md#surroundings) of calls find faults that a test alone does
+not find. The second part of `nox -s mutants` (`python -m paged_mla_adapters.mutants`) runs a step
+of the suite twice on each of [these
 kernels](../adapters/src/paged_mla_adapters/mutants/careless.py): the step must fail with a message
 of the guard in this table, and pass without that guard. On a machine without a GPU the command
-skips the kernels that need one. To see a kernel fail:
+skips the kernels that need one. This command runs one kernel:
 
     TRITON_INTERPRET=1 paged-mla conformance --quick --profile kernel \\
         --backend paged_mla_adapters.mutants.backends:writes-before-the-cache

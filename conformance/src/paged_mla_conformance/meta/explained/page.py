@@ -165,15 +165,18 @@ def _share(some: int, of: int) -> str:
 _HEAD = """\
 # How often an explanation is right
 
-`nox -s explained` writes this page to `out/explained.md`.
+This page shows how often `paged-mla explain` names the right fault. `nox -s explained` writes it to
+`out/explained.md`.
 
 Each mutant gives one dump: the step at which it fails the first test that kills it in the table of
-the quick verdict. Memory that no step may read holds other tokens if the mutant also fails on
-them, and NaN otherwise. In large caches, the listed blocks include those that overflowed offsets
-reach. Half of the numbers of out and lse, chosen at random, are changed by one unit in the last
-place, so that their bits do not identify the fault. If several faults explain a dump equally well,
-the first is the fault that breaks the fewest of some small cases of this suite
-([ordinary.py](../../reference/src/paged_mla_reference/explain/hypotheses/ordinary.py)). The
-explanation does not know the right fault. Single faults are random and not in the catalogue. Right
-steps are drawn from all cases, in all types and cache formats.
+the quick verdict.
+
+- Memory that no step may read holds other tokens if the mutant also fails on them, and NaN
+  otherwise. In large caches, the listed blocks include those that overflowed offsets reach.
+- Half of the numbers of `out` and `lse`, chosen at random, are changed by one unit in the last
+  place, so that their bits do not identify the fault.
+- If several faults explain a dump equally well, the first is the fault that breaks the fewest of
+  some [small cases](../../reference/src/paged_mla_reference/explain/hypotheses/ordinary.py).
+- Single faults are random and not in the catalogue.
+- Right steps are drawn from all cases, in all types and cache formats.
 """

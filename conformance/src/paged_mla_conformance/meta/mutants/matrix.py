@@ -165,17 +165,17 @@ def _cell(kinds: dict[str, str]) -> str:
 _HEAD = """\
 # Mutants
 
-A mutant is a backend with a known fault. `nox -s mutants` runs the suite on each mutant. It fails
-if the suite does not find a mutant, if only a crash shows it, or if no failing assertion names a
-rule that the mutant breaks. All mutants run at small dims in float32. Mutants that break S-11 run
-in every cache format. Mutants that break S-22 run in bfloat16, because float32 does not round
-weights.
+This page shows which known faults the suite finds. A mutant is a backend with one known fault.
+`nox -s mutants` runs the suite on each mutant. It fails if the suite does not find a mutant, if
+only a crash shows it, or if no failing assertion names a rule that the mutant breaks. All mutants
+run at small dims in float32. Mutants that break [S-11](../../reference/docs/rules.md#s-11) run in
+every cache format. Mutants that break [S-22](../../reference/docs/rules.md#s-22) run in bfloat16,
+because float32 does not round weights.
 
-Each mutant has one fault of the
-[catalogue](../../reference/src/paged_mla_reference/faults/__init__.py). There are three kinds. A
-kernel mutant is the reference with one changed function. A runner mutant wraps the runner of the
-reference. An engine mutant is a right backend that runs the schedules of a wrong engine. This
-command shows a mutant that fails:
+The faults are those of the
+[catalogue](../../reference/src/paged_mla_reference/faults/__init__.py). A kernel mutant is the
+reference with one changed function. A runner mutant wraps the runner of the reference. An engine
+mutant is a right backend that runs the schedules of a wrong engine. This command runs one mutant:
 
     paged-mla conformance --backend paged_mla_conformance.meta.mutants.backends:lse-in-base-2
 

@@ -63,8 +63,8 @@ _KIT = (
     "/python/sglang/test/kits/attention_unittest/attention_methods/mla_attention.py"
 )
 _TEXT = """\
-Every mutant runs only attention, over a cache that the reference filled. All steps of a case run on
-one runner. `out` and `lse` of the mutant are compared with the right ones three times: with the
+Every mutant runs only attention, over a cache that the reference filled, with all steps of a case
+on one runner. `out` and `lse` of the mutant are compared with the right ones three times: with the
 suite's budgets, and with the tolerances of two other projects.
 
 - FlashInfer-Bench: an element is wrong if its absolute and its relative error are both above 1e-2,
@@ -75,17 +75,17 @@ suite's budgets, and with the tolerances of two other projects.
 
 The {cases} cases are all cases of the suite that attend to the cache, except those of production
 sizes, in the dims and element types named above. Definitions of FlashInfer-Bench can express
-{expressed} of them ([list](flashinfer-bench.md)). That column counts a fault that these cases
-cannot show, for example a fault of trees or of rotations, as one that passes. The columns therefore
-show which faults a tolerance lets pass on the suite's cases. They do not show what the inputs of
-the other projects find. Only mutants that break S-22 were measured in bfloat16, and no mutant at
-the dims of a model.
+{expressed} of them ([list](flashinfer-bench.md)). The column of these cases counts a fault that
+they cannot show, for example a fault of trees or of rotations, as one that passes. The table shows
+which faults a tolerance lets pass on the suite's cases, not what the inputs of the other projects
+find. No mutant was measured at the dims of a model.
 
 A mutant has a different output if any bit of an output differs or if it raises an error. The other
 mutants write, plan, merge or accept something wrong, which these comparisons do not test and the
 suite does. An output that is different and within the budgets breaks only the rules about bits
-(S-17, S-20), for which the suite has separate tests. This command writes the section again; it
-takes half an hour on two cores:
+([S-17](../../reference/docs/rules.md#s-17), [S-20](../../reference/docs/rules.md#s-20)), for which
+the suite has separate tests. This command writes the section again; it takes half an hour on two
+cores:
 
     python -m paged_mla_conformance.meta.tolerances --page conformance/docs/mutants.md
 """
