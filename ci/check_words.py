@@ -44,6 +44,7 @@ WORDS = (
 FOUND = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`|<!--.*?-->|\]\([^)]*\)|https?://\S+", re.DOTALL)
 PARAMETER = re.compile(r"^ *[\w*, ]+ : .*$", re.MULTILINE)
+ASSEMBLER = "inline_asm_elementwise"  # its instructions are code
 SKIPPED = re.compile(r"optimized/bench/reports/")  # tools write these pages
 
 
@@ -62,9 +63,17 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     if path.suffix != ".py":
         yield 1, source
         return
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    assembly = {
+        id(argument)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(ASSEMBLER)
+        for argument in node.args
+    }
+    for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            yield node.lineno, node.value
+            if id(node) not in assembly:
+                yield node.lineno, node.value
 
 
 def found(path: Path) -> list[tuple[int, str]]:
