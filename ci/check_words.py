@@ -71,9 +71,10 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
         for argument in node.args
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            if id(node) not in assembly:
-                yield node.lineno, node.value
+        if not isinstance(node, ast.Constant) or id(node) in assembly:
+            continue
+        if isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
 
 
 def found(path: Path) -> list[tuple[int, str]]:
