@@ -270,7 +270,7 @@ def part_of_a_weight(attention, _patch):
     set_weight(attention, attention.kv_b_proj.weight.detach()[:64])
 
 
-@change(r"layers of torch\.float\d\d on cpu and torch\.float\d\d on cpu are not supported")
+@change(r"layer 1 has weights of torch\.float16 on cpu and layer 0 has weights of torch\.float32")
 def another_dtype(attention, _patch):
     set_weight(attention, attention.kv_b_proj.weight.detach().half())
 
@@ -286,7 +286,7 @@ def expansion_of_a_subclass(attention, _patch):
     attention.__class__ = type("Expanding", (kind,), {"expand_kv": doubled})
 
 
-@change("different values of scaling, .* must share one softmax scale")
+@change(r"scaling=.* of layer \d+ is not supported by paged_mla .* share one softmax scale")
 def scaling(attention, _patch):
     attention.scaling *= 2
 

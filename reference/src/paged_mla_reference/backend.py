@@ -78,7 +78,11 @@ class ReferenceBackend:
         return ReferenceRunner(problem, self.oracle)
 
     def prepare_unchecked(self, problem: Problem) -> Runner:
-        """Return a runner that accepts every step and does not check `problem`."""
+        """Return a runner for `problem`, which is not checked.
+
+        ``plan``, ``append``, ``attend`` and ``gather_context`` of the runner treat an illegal step
+        as a legal one; its other operations raise ``InvalidArgument``.
+        """
         return UncheckedRunner(problem, self.oracle)
 
 

@@ -49,6 +49,7 @@ def visible_answer(
 ) -> Output:
     """Return the output of :func:`answer` for the keys in `visible`.
 
+    `visible` has one matrix bool [query_len, seq_len] per row.
     `attend_query` replaces :func:`paged_mla_reference.rules.attention.attend_one` if it is passed.
     """
     found = attend_visible(problem, batch, image, visible, attend_query=attend_query)
@@ -140,7 +141,10 @@ class ReferenceRunner(Runner):
         return self._oracle.merge(partials)
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P]."""
+        """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P] in the problem's dtype.
+
+        K is the sum of ``seq_lens``.
+        """
         return self._oracle.gather_context(self._problem, self._taken(batch), self._image)
 
     def quantize_queries(

@@ -91,7 +91,15 @@ def plain_formats(dtypes: frozenset[str]) -> frozenset[str]:
 
 
 def triton_formats(dtypes: frozenset[str]) -> frozenset[str]:
-    """Return the plain formats, and "fp8_e4m3" where Triton supports it: Ada GPUs and later."""
+    """Return the plain formats, and "fp8_e4m3" where Triton supports it.
+
+    Triton supports it in the interpreter and on GPUs of compute capability 8.9 and later.
+
+    Raises
+    ------
+    Unsupported
+        There is no CUDA device, and ``TRITON_INTERPRET=1`` is not set.
+    """
     has_e4m3 = mode() == "interpreter" or torch.cuda.get_device_capability() >= (8, 9)
     return plain_formats(dtypes) | ({"fp8_e4m3"} if has_e4m3 else set())
 
@@ -107,7 +115,10 @@ def capabilities(
     features: frozenset[str] = FEATURES,
     max_query_len: int = 1,
 ) -> Capabilities:
-    """Return the capabilities of a kernel; without `cache_formats`, it has the plain formats."""
+    """Return the capabilities of a kernel with plan, append and attend, and with 1 to 128 heads.
+
+    By default `cache_formats` are the plain formats.
+    """
     return Capabilities(
         ops=frozenset({"plan", "append", "attend"}),
         dtypes=dtypes,
@@ -123,7 +134,7 @@ def capabilities(
 
 
 def version_of(distribution: str, file: Path) -> str:
-    """Return the installed version of a distribution, or a digest of `file` without one."""
+    """Return the version of a distribution or, if it is not installed, a digest of `file`."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

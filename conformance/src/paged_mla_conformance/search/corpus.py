@@ -20,12 +20,12 @@ from paged_mla_shared.typed import build
 
 CORPUS = Path(__file__).with_name("corpus")
 VERSION = 1
-MOST_KEYS = 1 << 19
-MOST_QUERIES = 1 << 12
+MOST_KEYS = 1 << 19  # in one step
+MOST_QUERIES = 1 << 12  # in one step
 MOST_STEPS = 64
 MOST_PAIRS = 1 << 28  # pairs of query token and key in all heads; minutes for the reference
 ASKED = ("plan", "append", "attend")
-"""The operations that every case needs."""
+"""The operations that a backend must have for a case."""
 _LIMITS = {
     "num_heads": (1, 128),
     "block_size": (1, 1 << 12),
@@ -103,7 +103,10 @@ class _Document:
 
 
 def _check_work(case: Case) -> None:
-    """Check that a case needs no hours; a small file can describe a very large case."""
+    """Check that a case is small enough to be computed in minutes.
+
+    A small file can describe a very large case.
+    """
     if len(case.steps) > MOST_STEPS:
         raise InvalidArgument("case.then", f"{len(case.steps)} steps", f"at most {MOST_STEPS}")
     num_heads = SMALL.num_heads if case.num_heads is None else case.num_heads
@@ -131,7 +134,9 @@ def _check_rows(rows: tuple[Row, ...], mask: Mask) -> None:
 
 
 def check_case(backend: Backend, case: Case, dims: MlaDims, dtype: str) -> None:
-    """Check a case: every step, each step on a new runner, and operations that read its rows.
+    """Check every step of a case on one runner, and compare it bit for bit with a new runner.
+
+    The function also checks the declared operations that read rows.
 
     For a case with explicit slots only the append is checked, because it does not fill the rows
     that attention reads.

@@ -53,7 +53,11 @@ class TritonBackend:
 
     Parameters
     ----------
-    mode, device, name, version : str
+    mode : str
+        "gpu" or "interpreter".
+    device : str
+        Name of the device in reports.
+    name, version : str
     settings : mapping of str to value
         Fields of the config that the problem does not determine, by name.
     runner : type of EagerRunner
@@ -63,7 +67,7 @@ class TritonBackend:
     checks_values : bool
         Whether runners check the values of a step against the rules before they plan it.
     places_of : callable
-        Returns the object that allocates the tensors of a runner.
+        Takes a ``torch.device`` and returns the ``Places`` that allocate a runner's tensors.
     """
 
     mode: str
@@ -80,7 +84,8 @@ class TritonBackend:
     def memory_bytes(self) -> int:
         """Free bytes for one cache, after memory of earlier steps is released.
 
-        Workers share a device: memory that one worker keeps is missing in the others.
+        Workers share a device, so memory that this process caches is returned to the device first.
+        In the interpreter the number is 1 GiB.
         """
         if self.mode == "gpu":
             torch.cuda.empty_cache()
@@ -89,7 +94,11 @@ class TritonBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All capabilities, but in the interpreter neither bfloat16 nor huge caches."""
+        """The capabilities of the kernels, without `left_out`.
+
+        In the interpreter bfloat16 and huge caches are missing. "batch_invariant" is declared only
+        if `settings` has it, and "validation" only with `checks_values`.
+        """
         on_gpu = self.mode == "gpu"
         dtypes = {"float32", "float16"} | ({"bfloat16"} if on_gpu else set())
         features = _FEATURES | ({"large_offsets"} if on_gpu else set())
@@ -131,6 +140,13 @@ class TritonBackend:
 
 
 def _config(problem: Problem, settings: Mapping[str, Any]) -> MlaConfig:
+    """Return the config of a problem.
+
+    Raises
+    ------
+    InvalidArgument, Unsupported
+        The kernels do not allow a dtype, a size or a padding of the problem.
+    """
     if problem.dtype not in TORCH_DTYPES:
         raise InvalidArgument("dtype", problem.dtype, ", ".join(TORCH_DTYPES))
     dims = problem.dims

@@ -58,8 +58,9 @@ class LayerConfig:
             take_integers(self, "workspace_tokens")
         if attention.batch_invariant:
             raise Unsupported(
-                "batch_invariant=True is not supported by layers: the bits of products with "
-                "weights depend on the batch"
+                "batch_invariant=True is not supported by MlaLayer, because the bits of products "
+                "with weights depend on the number of tokens; set batch_invariant=False in the "
+                "MlaConfig"
             )
         prefill = PrefillConfig(
             num_heads=attention.num_heads,

@@ -53,8 +53,8 @@ def check_computes(arch: str, dtype: torch.dtype) -> None:
     """Raise ``Unsupported`` if no kernel supports `dtype` on an architecture."""
     if arch == INTERPRETER and dtype is torch.bfloat16:
         raise Unsupported(
-            f"dtype {dtype} is not supported by Triton's interpreter, which computes on its raw "
-            "bits; use one of float32, float16"
+            f"dtype {dtype} is not supported by Triton's interpreter, which computes wrong results "
+            "in it; use float32 or float16"
         )
 
 

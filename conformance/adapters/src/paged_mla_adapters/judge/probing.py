@@ -58,7 +58,10 @@ class Ask(Protocol):
     def __call__(
         self, key: str, claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bool
     ) -> Probe:
-        """Call the judged function; `key` identifies the call. See :func:`probes.probe`."""
+        """Call the judged function. See :func:`probes.probe`.
+
+        `key` identifies the call, and `measured` requests the distance from the exact output.
+        """
 
 
 NOT_CALLABLE, LOST = 1, 3
@@ -72,6 +75,8 @@ class NotCallable(Exception):
 def find(claims: Claims, ask: Ask) -> Claims:
     """Return the claims, completed by layouts and by all values that the function supports.
 
+    Claims of a merge, and claims that have all values already, get layouts only.
+
     Parameters
     ----------
     claims : Claims
@@ -82,7 +87,7 @@ def find(claims: Claims, ask: Ask) -> Claims:
     Raises
     ------
     NotCallable
-        Every call raised.
+        Every call raised, or there is no call to try; the text has the first five errors.
     """
     is_known = claims.served.is_whole  # a solution's definition fixes all values
     free = claims if is_known else replace(claims, served=_asked(claims))
@@ -129,7 +134,7 @@ def _those(likely: tuple[int, ...], served: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def block_sizes(claims: Claims, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the block sizes of `sizes` that a call can have.
+    """Return `sizes`, or only 1 if a call has neither lengths nor a block size.
 
     If a call passes no lengths, each entry of ``kv_indices`` is the slot of one key. A function
     without a parameter for the block size can then only read blocks of one token.
@@ -232,7 +237,11 @@ def _asked(claims: Claims) -> Served:
 
 
 def _knows_query_lens(claims: Claims, roles: set[str]) -> bool:
-    """Return whether a call passes the row of each token, so that a row can have several tokens."""
+    """Return whether rows of a call can have several tokens.
+
+    A call that appends or passes CSR indices has separate entries for each token. Another call
+    passes lengths of queries, or its queries have an axis for them.
+    """
     if claims.kind in {"append", "csr"}:
         return True
     said = {"cu_seqlens_q", "query_lens", "max_query_len"} & roles
@@ -254,7 +263,9 @@ def _dims_name(dims: MlaDims) -> str:
 
 
 class Recorded:
-    """Make probes and record them, so that a new process continues after one that ended.
+    """A function that makes probes and records them.
+
+    After a process has ended in a probe, a new process continues with the next probe.
 
     Parameters
     ----------
@@ -268,7 +279,7 @@ class Recorded:
         self._known: dict[str, Probe] = {}
         lines = path.read_text().splitlines() if path.exists() else []
         for line in map(json.loads, lines):
-            # A probe without a result ended its process, which is not a Python error.
+            # A probe that ended its process counts as supported: a test then finds the fault.
             found = line["probe"] or {"layouts": ["[T, H]", "[T, H]"], "lse_errors": {"natural": 1}}
             self._known[line["key"]] = Probe(**found)
 

@@ -8,12 +8,14 @@ from paged_mla_conformance.meta.mutants.kill import Kills
 from paged_mla_conformance.run.quick.table import Entry
 from paged_mla_reference.faults import Kind, of_kind
 
-_SLOWER = 1.5  # a test may replace another test if it takes at most this factor longer
-_SHORT_MS = 100.0  # a test that takes less time may always replace another test
+_SLOWER = 1.5  # a slower test may replace another test if it takes at most this many times as long
+_SHORT_MS = 100.0  # a slower test may replace another test if it takes at most this long
 
 
 def table_of(kills: Sequence[Kills], right: Kills) -> dict[str, Entry]:
-    """Return the faults that each test finds, without tests that another test replaces.
+    """Return the faults that each test finds.
+
+    Tests that find no fault and tests that another test replaces are left out.
 
     A test replaces another test if it finds every fault that the other test finds, needs only
     capabilities that the other test needs, and takes at most 1.5 times as long or at most 100 ms.
@@ -41,6 +43,7 @@ def table_of(kills: Sequence[Kills], right: Kills) -> dict[str, Entry]:
 
 
 def _replaces(right: Kills, left: dict[str, Entry], other: str, key: str) -> bool:
+    """Return whether the test `other` replaces the test `key` (see :func:`table_of`)."""
     mine, theirs = left[key], left[other]
     needs, length = _parts(right.needs[key])
     other_needs, other_length = _parts(right.needs[other])

@@ -30,10 +30,11 @@ def cost_of(item: pytest.Item) -> float:
 
 
 def quick_choice(items: Sequence[pytest.Item]) -> tuple[Claim, list[pytest.Item]]:
-    """Return the chosen tests, and the data from which the run reports what they can find.
+    """Return the data from which the run reports what the chosen tests can find, and these tests.
 
     The tests use the element types of the run in rotation. A test that finds faults of 16 bits uses
-    a type of 16 bits. A run without 16-bit types does not count the faults of 16 bits.
+    a type of 16 bits if the backend supports the test in one. A run without
+    16-bit types does not count the faults of 16 bits.
     """
     table = load_table()
     declared: defaultdict[str, list[pytest.Item]] = defaultdict(list)

@@ -26,7 +26,7 @@ _LOADING = "while the backend was loaded"
 
 
 class Refused(Exception):
-    """No test ran: the command line is wrong, or the backend is not there or cannot run here.
+    """No test ran: the command line is wrong, or the backend cannot be created or run here.
 
     Parameters
     ----------
@@ -76,13 +76,13 @@ class Collected:
 
 
 class Scheduler:
-    """Gives the tests to worker processes, one at a time.
+    """A scheduler that gives the tests to worker processes, one at a time.
 
     If a process ends or takes too long, its current test fails, and another process continues with
-    the next test. The run gives up if too many processes in a row are lost without a result between
-    them, or if too many are lost for the number of tests that ran. Processes that tests of one
-    group end in the same way have one cause: the first counts fully, only every fourth of the
-    others counts.
+    the next test. The run gives up if more than five processes in a row are lost without a test
+    that ran and kept its process, or if too many are lost for the number of tests that ran. Two
+    lost processes have the same cause if their tests are of one group and they ended in the same
+    way. Each cause counts once, and every four further losses count as one more.
 
     All tests with huge caches run in one process. In several processes on one device, each would
     take the memory that another process found free.
@@ -238,6 +238,7 @@ class Scheduler:
             self._not_loaded(stopped)
 
     def _died(self, worker: Worker) -> None:
+        """Record that a process ended; if it was running a test, the test fails."""
         how = self._remove(worker, patience=_PATIENCE)
         if worker.test is not None:
             self._fail(worker, "died", f"the process {how} during this test")
@@ -256,9 +257,10 @@ class Scheduler:
             )
 
     def _not_loaded(self, how: str) -> None:
-        """Replace a process that could not load the backend, if another process could before.
+        """Replace a process that could not load the backend, if another process has loaded it.
 
-        A fault of a device may outlast the process that caused it.
+        The loss of a device may affect the next process too. If no process has loaded the backend,
+        the run gives up.
         """
         if self._tests:
             self._replace("loading", how)
@@ -274,6 +276,7 @@ class Scheduler:
         self._replace(test.group, end)
 
     def _add(self, result: Result) -> None:
+        """Add a result to the report; end the run at the user's limit of failures."""
         results = self._report.results
         results.append(result)
         self._share += self._cost[result.test]
@@ -291,6 +294,7 @@ class Scheduler:
             worker.ask(self._queue.popleft() if self._queue else None)
 
     def _remove(self, worker: Worker, patience: float = 0.0) -> str:
+        """Stop a process and forget it; return how it ended, for example "ended with status 1"."""
         self._workers.remove(worker)
         if worker is self._keeper:
             self._keeper = None

@@ -256,8 +256,9 @@ def _check_modules(modules: Sequence[Any], scaling: float) -> None:
     for module in modules:
         if module.scaling != scaling:
             raise Unsupported(
-                f"layers with different values of scaling, {module.scaling} and {scaling}, are not "
-                "supported by paged_mla; all layers must share one softmax scale"
+                f"scaling={module.scaling} of layer {module.layer_idx} is not supported by "
+                f"paged_mla in a pool whose softmax scale is {scaling}; use a model whose layers "
+                "share one softmax scale"
             )
         per_head = module.qk_nope_head_dim + module.v_head_dim
         shape = (module.num_heads * per_head, module.kv_lora_rank)
@@ -267,10 +268,10 @@ def _check_modules(modules: Sequence[Any], scaling: float) -> None:
         here = weight.dtype, weight.device
         placed = placed or here
         if here != placed:
-            given = " and ".join(f"{dtype} on {device}" for dtype, device in (placed, here))
             raise Unsupported(
-                f"layers of {given} are not supported by paged_mla; "
-                "load all layers in one dtype on one device"
+                f"layer {module.layer_idx} has weights of {here[0]} on {here[1]} and layer "
+                f"{modules[0].layer_idx} has weights of {placed[0]} on {placed[1]}, which is not "
+                "supported by paged_mla; load all layers in one dtype on one device"
             )
 
 

@@ -3,6 +3,7 @@
 A cut between two programs may go through a split. The program after the cut starts the split. It
 stores its intermediate sums, the *state* of the split, and sets a flag. The program before the cut
 waits for this flag and continues from the state. The sums do not depend on the place of the cut.
+The parts are in the grid in reverse order, so the program after the cut has the lower number.
 
 Each role of a kernel has a flag of its own among the words of the program's share. The flag is 1
 from the time when the state is stored until the other program takes it, and 0 between launches.

@@ -17,7 +17,8 @@ from paged_mla_optimized.runtime.kernel_spec import SHORT, NamedSpec
 
 _PREFILL_DIMS = (  # head sizes: keys without and with position, values
     *((128, 64, 128), (192, 64, 256)),  # DeepSeek's and GLM's
-    *((16, 16, 16), (48, 32, 64), (256, 64, 256)),  # smallest, sum of powers of two, largest
+    # the smallest sizes; a size that is not a power of two; the largest sizes
+    *((16, 16, 16), (48, 32, 64), (256, 64, 256)),
 )
 
 

@@ -73,12 +73,21 @@ def check_mask(
     seq_lens: NDArray[np.int32],
     mask: NDArray[Any],
 ) -> None:
-    """Raise ``InvalidArgument`` if a mask is too small for its rows or does not describe trees."""
+    """Check a tree mask.
+
+    Raises
+    ------
+    InvalidArgument
+        The mask is too small for its rows, hides a context key, hides a node from itself, or shows
+        a later node.
+    """
     widths = _mask_widths(config, query_lens, seq_lens)
     if config.mask != "tree:packed":
         elements = mask_elements(config, query_lens, seq_lens)
         if len(mask) < elements:
-            raise InvalidArgument("mask", f"{len(mask)} elements", f"at least {elements}")
+            width = "seq_len" if config.mask == "tree:full" else "query_len"
+            allowed = f"at least {elements}, the sum of query_len * {width} of all rows"
+            raise InvalidArgument("mask", f"{len(mask)} elements", allowed)
     elif len(mask) < query_lens.sum():
         allowed = f"one line for each of {query_lens.sum()} drafts"
         raise InvalidArgument("mask", f"{len(mask)} lines", allowed)
@@ -101,12 +110,13 @@ def _check_tree(config: MlaConfig, row: int, lines: NDArray[Any], context_len: i
     count = len(lines)
     if config.mask == "tree:full":
         if not lines[:, :context_len].all():
-            raise InvalidArgument(
-                "mask", f"row {row} hides its context", "true for all context keys"
-            )
+            given = f"a false context column in row {row}"
+            raise InvalidArgument("mask", given, "true in all context columns")
         lines = lines[:, context_len:]
     tree = lines[:, :count].astype(bool)
     if not np.diagonal(tree).all():
-        raise InvalidArgument("mask", f"a node of row {row} does not see itself", "true")
+        given = f"a node of row {row} that does not see itself"
+        raise InvalidArgument("mask", given, "true on the diagonal")
     if np.triu(tree, 1).any():
-        raise InvalidArgument("mask", f"a node of row {row} sees a later node", "false")
+        given = f"a node of row {row} that sees a later node"
+        raise InvalidArgument("mask", given, "false for later nodes")

@@ -36,7 +36,15 @@ def quantized(tensors: Tensors) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
 
 
 def measure(case: Case, flashmla: Any) -> dict[str, Any]:
-    """Return the errors of each kind, and its times in microseconds, alone and interleaved."""
+    """Return the errors of each kind, and its times in microseconds, alone and interleaved.
+
+    `flashmla` returns a launch, or ``None`` for a case that it cannot run.
+
+    Raises
+    ------
+    ArithmeticError
+        An error is NaN or above its limit.
+    """
     tensors, codes, scale = quantized(build(case))
     flat = LatentCache("fp8_e4m3", codes, scale)
     config = replace(tensors.config, cache_format="fp8_e4m3")

@@ -79,7 +79,8 @@ class Step:
         ------
         InvalidArgument
             The dump's problem is invalid, a block is listed twice or outside the cache, a block or
-            a table is too large, or the query scale is invalid.
+            a table is too large, the lengths name too many tokens, the bytes of `unlisted` do not
+            divide a block, or the query scale is invalid.
         """
         validate_problem(dump.problem)
         validate_query_scale(query_scale(dump))
@@ -103,7 +104,10 @@ class Step:
 
     @property
     def planned(self) -> dict[str, str]:
-        """The dump's fields that the rules compute too, by their names in ``Metadata``."""
+        """Fields of the dump by the name of the field of ``Metadata`` that they record.
+
+        The slots are included only if the dump has a block table.
+        """
         found = {"positions": ("positions",), "slot_mapping": ("slots", "block_table")}
         return {name: needs[0] for name, needs in found.items() if self.has(*needs)}
 
@@ -241,7 +245,10 @@ def _image(dump: Dump, when: str) -> CacheImage | None:
 
 
 def _raw_blocks(dump: Dump, when: str) -> NDArray[np.uint8] | None:
-    """Return the listed blocks as bytes; bytes between rows that the dump omits are 0."""
+    """Return the listed blocks as bytes.
+
+    A dump of rows does not have the bytes between the rows; these bytes are 0.
+    """
     if f"bytes_{when}" in dump.arrays:
         return dump.arrays[f"bytes_{when}"]
     rows, layout = dump.arrays.get(f"cache_{when}"), dump.problem.layout

@@ -33,8 +33,8 @@ from paged_mla_reference.rules.paging import keys_of_tokens
 
 FEW_PAIRS = 1 << 15  # pairs of a key and a head in the first round, with every hypothesis
 MORE_PAIRS = 1 << 20  # pairs of a key and a head in the second round
-_CLOSER = 0.8
-_CLOSE = 1 / 16  # of a budget: smaller differences do not improve the order
+_CLOSER = 0.8  # of the rms without the hypothesis: a smaller rms is clearly smaller
+_CLOSE = 1 / 16  # of a budget: the first comparison treats a smaller rms as equal to this
 _IN_TURN = (Stage.APPEND, Stage.QUERIES)  # their faults patch modules, so they run one at a time
 _KEPT = 8  # hypotheses in the second round
 
@@ -63,7 +63,11 @@ class Fit:
 
     @property
     def explains(self) -> tuple[float, ...]:
-        """The number of remaining errors, and the rms; equal for equal predictions."""
+        """The number of errors, and the rms of `residual`.
+
+        The errors are those that remain and those that the hypothesis causes in other stages. The
+        rms is rounded so that equal predictions are equal.
+        """
         return (self.residual.wrong + self.elsewhere, round(self.residual.rms, 3))
 
     @property
@@ -115,7 +119,11 @@ def rank(found: Examination) -> list[Fit]:
 
 
 def narrowest_first(fits: Sequence[T]) -> list[T]:
-    """Return fits in their order, but sort known faults that tie for the first place by breadth."""
+    """Return fits in their order.
+
+    Known faults that tie for the first place and explain everything are sorted by breadth, the
+    narrowest first.
+    """
     tied = [f for f in fits if f.hypothesis.known and f.explains == fits[0].explains]
     if len(tied) < 2 or not tied[0].fits:
         return list(fits)
@@ -125,7 +133,10 @@ def narrowest_first(fits: Sequence[T]) -> list[T]:
 
 
 def harms(found: Examination, hypothesis: Hypothesis) -> bool:
-    """Return whether a hypothesis would have caused errors in a step without errors."""
+    """Return whether a hypothesis causes more errors than the step has, or cannot run on it.
+
+    In a large step only the tokens of the first round are compared.
+    """
     for stage in Stage:
         if not can_be_tried(found, stage):
             continue
@@ -133,7 +144,7 @@ def harms(found: Examination, hypothesis: Hypothesis) -> bool:
         try:
             with np.errstate(all="ignore"):
                 residual = measure_of(found, stage, asked)(hypothesis.change)
-        except Exception:  # a fault that cannot run on this step did not run in it
+        except Exception:  # an implementation with this fault could not have run this step
             return True
         if residual.wrong > residual.was:
             return True
@@ -145,7 +156,8 @@ def _tried(
 ) -> list[Fit]:
     """Return the sorted fits of the hypotheses that explain some of the errors.
 
-    `in_turn` runs one hypothesis at a time.
+    `measure` compares the stage of the first broken rule, `rest` the other stages. With `in_turn`,
+    one hypothesis runs at a time. A hypothesis that raises an exception is left out.
     """
     elsewhere = [other(_unchanged).wrong for other in rest]
 

@@ -44,7 +44,7 @@ def query_scales_are_inverted(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.SCALE, *WRITTEN, akin="vllm#42956")
 def query_scales_are_those_of_the_latent_part(oracle: Oracle) -> Oracle:
-    """A query's scale ignores its rotated part, which can saturate."""
+    """A query's scale is computed without its rotated part, which can saturate."""
 
     def quantize_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantized:
         def of_latents(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -128,7 +128,7 @@ def query_lines_past_1024_are_not_quantized(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.ROPE, "S-12", *WRITTEN)
 def queries_are_quantized_before_they_are_rotated(oracle: Oracle) -> Oracle:
-    """Queries are quantized without being rotated."""
+    """The codes are those of the queries before their rotation."""
     return replace(
         oracle,
         quantize_queries=lambda problem, batch, scale: oracle.quantize_queries(

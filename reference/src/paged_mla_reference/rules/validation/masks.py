@@ -1,4 +1,4 @@
-"""Checks of tree masks (S-14): wrong shapes and types, and masks that are not trees."""
+"""Checks of tree masks (S-14): their shapes, their types, and the keys that they hide or show."""
 
 from __future__ import annotations
 

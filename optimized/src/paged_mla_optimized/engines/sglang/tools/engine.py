@@ -14,14 +14,14 @@ from paged_mla_optimized.engines.tools.follow import Logprobs
 
 T = TypeVar("T")
 
-LIKELIEST = 8
+LIKELIEST = 8  # logprobs of this many tokens are recorded for each position
 MODES = ("eager", "graphs")
 
 
 def decode_rows_of(backend: str) -> dict[str, str]:
-    """Return arguments with which a backend runs decode rows only.
+    """Return arguments with which a backend runs decode rows, and fa3 runs the prefill.
 
-    SGLang's default backend on Hopper then runs the prefill.
+    fa3 is SGLang's default backend on Hopper.
     """
     return {"attention_backend": "fa3", "decode_attention_backend": backend}
 
@@ -29,7 +29,7 @@ def decode_rows_of(backend: str) -> dict[str, str]:
 DECODE_ALONE: dict[str, dict[str, Any]] = {
     "flashmla": {
         **decode_rows_of("flashmla"),
-        "speculative_attention_mode": "decode",  # it verifies drafts too
+        "speculative_attention_mode": "decode",  # flashmla also verifies drafts
     }
 }
 """Arguments of backends that run decode rows only. Their prefill would use kernels of another
@@ -64,9 +64,10 @@ def arguments(model: Path, backend: str, mode: str, **changes: Any) -> dict[str,
 
 
 def survive(*_signal: Any) -> None:
-    """Ignore the signal of an engine that cannot start, so that SGLang raises an error.
+    """Do nothing.
 
-    SGLang's default handler ends this process. An engine that fails later ends it in any case.
+    As SGLang's handler of SIGQUIT this function lets SGLang raise an error if an engine cannot
+    start; the default handler ends this process. An engine that fails later ends it in any case.
     """
 
 
@@ -99,9 +100,10 @@ def ask(
     tokens: list[int],
     counts: Counter[str] | None = None,
 ) -> tuple[list[list[tuple[int, Logprobs]]], int]:
-    """Generate greedily; return tokens with logprobs, and the number of cached prompt tokens.
+    """Generate ``tokens[i]`` tokens for prompt i, greedily.
 
-    The number of retractions is added to `counts` as ``retractions``.
+    Returns the tokens of each prompt with their logprobs, and the number of cached prompt tokens of
+    all prompts. The number of retractions is added to `counts` as ``retractions``.
     """
     outputs = engine.generate(
         input_ids=prompts,

@@ -64,7 +64,10 @@ _FIXED_SECONDS = 2.0  # expected time of a cell whose prompts are cached
 def run(
     model: Path, backend: str, options: argparse.Namespace, use: Callable[[Timer], None]
 ) -> None:
-    """Create an engine whose cache fits the largest cell or takes most of the memory; time it."""
+    """Create an engine, and call `use` with its timer.
+
+    The cache fits the largest cell if the memory allows it.
+    """
     longest = max(options.contexts) + _ROOM
     tokens = min(
         max(options.rows) * longest,

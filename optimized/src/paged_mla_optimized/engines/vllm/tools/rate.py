@@ -67,7 +67,10 @@ _FILL = {"fill_mean": 0.0, "fill_std": 0.5}
 def run(
     model: Path, backend: str, options: argparse.Namespace, use: Callable[[Timer], None]
 ) -> None:
-    """Create an engine whose cache fits the largest cell or takes most of the memory; time it."""
+    """Create an engine, and call `use` with its timer.
+
+    The cache fits the largest cell if the memory allows it.
+    """
     give_cores_processes(options.at_once)
     longest = max(options.contexts) + _ROOM
     each = token_bytes(options.layers)
@@ -102,7 +105,10 @@ class _Timer:
         self.llm, self.tokens, self.traces = llm, tokens, traces
 
     def seconds(self, cell: Cell) -> float:
-        """Return the same time for every cell that fits the cache, because nothing is prefilled."""
+        """Return the expected seconds of a cell; infinity if the cell does not fit the cache.
+
+        The time is the same for each cell that fits, because nothing is prefilled.
+        """
         return _CELL_SECONDS if cell.rows * (cell.context + _ROOM) <= self.tokens else math.inf
 
     def step_ms(self, cell: Cell, repeats: int) -> list[float]:
