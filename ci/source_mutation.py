@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
             for target in targets:
                 results[target.file] = judge(target, plan["seed"], pool, excuses)
                 if options.page:
-                    write_page(PAGE, every, results, excuses, plan["seed"])
+                    write_page(PAGE, every, results, plan)
     faults = faults_of(results, excuses)
     print("\n".join(faults))
     print(f"{sum(r.seconds for r in results.values())} s of processor time, {len(faults)} faults")
@@ -163,8 +163,7 @@ def write_page(
     page: Path,
     targets: list[Target],
     results: dict[str, Result],
-    excuses: dict[Key, str],
-    seed: int,
+    plan: dict[str, Any],
 ) -> None:
     """Write the page and its JSON; files that were not tried keep the results of earlier runs."""
     merged = load_results(page) | results
@@ -172,12 +171,10 @@ def write_page(
     document = {file: vars(result) for file, result in kept.items()}
     page.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
     untried = [target.file for target in targets if target.file not in kept]
-    page.write_text(markdown(kept, untried, excuses, seed))
+    page.write_text(markdown(kept, untried, plan))
 
 
-def markdown(
-    results: dict[str, Result], untried: list[str], excuses: dict[Key, str], seed: int
-) -> str:
+def markdown(results: dict[str, Result], untried: list[str], plan: dict[str, Any]) -> str:
     """Return the page with counts for each file, and every survivor with its excuse."""
     total = Result(
         sum(r.made for r in results.values()),
@@ -185,7 +182,8 @@ def markdown(
         sum(r.seconds for r in results.values()),
         [line for r in results.values() for line in r.survivors],
     )
-    lines = [HEAD.format(seed=seed)]
+    excuses = excuses_of(plan)
+    lines = [HEAD.format(seed=plan["seed"], measured=plan["measured"])]
     lines += [_row(f"`{file}`", result) for file, result in results.items()]
     lines += [_row("**all**", total)]
     lines += ["", "Not tried since they last changed:", ""] if untried else []
@@ -213,8 +211,11 @@ changes one token of one file at a time: an operator becomes its opposite or its
 increases or decreases by one, a condition is negated, or a loop has no iteration. Changes of
 annotations do not count. A change is killed if a test fails, hangs or crashes. A change that
 survives needs a reason in [source_mutation.toml](../../ci/source_mutation.toml); otherwise the
-session fails. In a file with more changes than are tried, the text of a change and the seed {seed}
-select them. `nox -s source_mutation -- --page` writes this page.
+session fails. In a larger file one change in 8, 16 or 32 is tried; a checksum of the seed {seed}
+and the change selects them. `nox -s source_mutation -- --page` writes this page.
+
+The results are those of commit {measured}. Sources have changed since, so the counts and lines may
+differ from those of the present sources.
 
 | file | changes | tried | killed | survived, with a reason | s of processor time |
 |---|---|---|---|---|---|"""

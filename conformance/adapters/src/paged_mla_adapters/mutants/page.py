@@ -13,9 +13,9 @@ _ABOUT = """
 The [surroundings](../adapters/README.md#surroundings) of calls find faults that a test alone does
 not find. The second part of `nox -s mutants` (`python -m paged_mla_adapters.mutants`) runs a step
 of the suite twice on each of [these
-kernels](../adapters/src/paged_mla_adapters/mutants/careless.py): the step must fail with a message
-of the guard in this table, and pass without that guard. On a machine without a GPU the command
-skips the kernels that need one. This command runs one kernel:
+kernels](../adapters/src/paged_mla_adapters/mutants/careless.py): with the guard named in this table
+the step must fail with the guard's message, and without the guard it must pass. On a machine
+without a GPU the command skips the kernels that need one. This command runs one kernel:
 
     TRITON_INTERPRET=1 paged-mla conformance --quick --profile kernel \\
         --backend paged_mla_adapters.mutants.backends:writes-before-the-cache

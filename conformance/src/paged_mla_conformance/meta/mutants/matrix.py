@@ -168,9 +168,9 @@ _HEAD = """\
 This page shows which known faults the suite finds. A mutant is a backend with one known fault.
 `nox -s mutants` runs the suite on each mutant. It fails if the suite does not find a mutant, if
 only a crash shows it, or if no failing assertion names a rule that the mutant breaks. All mutants
-run at small dims in float32. Mutants that break [S-11](../../reference/docs/rules.md#s-11) run in
-every cache format. Mutants that break [S-22](../../reference/docs/rules.md#s-22) run in bfloat16,
-because float32 does not round weights.
+run at small dims, those that break [S-22](../../reference/docs/rules.md#s-22) in bfloat16 and the
+others in float32, because float32 does not round weights. Mutants that break
+[S-11](../../reference/docs/rules.md#s-11) run in every cache format.
 
 The faults are those of the
 [catalogue](../../reference/src/paged_mla_reference/faults/__init__.py). A kernel mutant is the
@@ -179,9 +179,8 @@ mutant is a right backend that runs the schedules of a wrong engine. This comman
 
     paged-mla conformance --backend paged_mla_conformance.meta.mutants.backends:lse-in-base-2
 
-The rules of a mutant are the rules that it breaks and the rules whose tests show its fault. Tests
-of operations that a mutant does not change do not run on it, and neither do cases of production
-sizes.
+A mutant lists the rules that it breaks and other rules whose tests show its fault. Tests of
+operations that a mutant does not change do not run on it, and neither do cases of production sizes.
 """
 
 _BUILT = """\

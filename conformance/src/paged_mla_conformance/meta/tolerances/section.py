@@ -75,10 +75,10 @@ suite's budgets, and with the tolerances of two other projects.
 
 The {cases} cases are all cases of the suite that attend to the cache, except those of production
 sizes, in the dims and element types named above. Definitions of FlashInfer-Bench can express
-{expressed} of them ([list](flashinfer-bench.md)). The column of these cases counts a fault that
-they cannot show, for example a fault of trees or of rotations, as one that passes. The table shows
-which faults a tolerance lets pass on the suite's cases, not what the inputs of the other projects
-find. No mutant was measured at the dims of a model.
+{expressed} of them ([list](flashinfer-bench.md)). The column "in cases that it can express"
+counts a fault that these cases cannot show, for example a fault of trees or of rotations, as one
+that passes. The table shows which faults a tolerance lets pass on the suite's cases, not what the
+inputs of the other projects find. No mutant was measured at the dims of a model.
 
 A mutant has a different output if any bit of an output differs or if it raises an error. The other
 mutants write, plan, merge or accept something wrong, which these comparisons do not test and the
