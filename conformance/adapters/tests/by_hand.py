@@ -113,7 +113,9 @@ def _softmax(q, keys, scale, *, causal):
         scores = scores.masked_fill(after[:, None], -torch.inf)
     lse = torch.logsumexp(scores, -1)
     sees = (lse > -torch.inf) | lse.isnan()  # a query that sees at least one key, also a NaN
-    return torch.where(sees[..., None], torch.exp(scores - lse[..., None]), 0.0) @ keys, lse
+    weights = torch.where(sees[..., None], torch.exp(scores - lse[..., None]), 0.0)
+    # Some CPUs add the products of a float32 matrix product one after the other, which is inexact.
+    return (weights.double() @ keys.double()).float(), lse
 
 
 @dataclass
