@@ -47,7 +47,10 @@ class HeadWeights:
     def of_kv_b_proj(
         cls, kv_b_proj: torch.Tensor, num_heads: int, qk_nope_head_dim: int
     ) -> HeadWeights:
-        """Return the weights of a checkpoint's ``kv_b_proj`` [H * (N + V), R], without a copy."""
+        """Return the weights of a checkpoint's ``kv_b_proj`` [H * (N + V), R], without a copy.
+
+        For each head the lines of W_UK come first, and those of W_UV follow.
+        """
         check_tensor("kv_b_proj", kv_b_proj, (None, None), None, None)
         check_at_least(1, num_heads=num_heads)
         if len(kv_b_proj) % num_heads:
