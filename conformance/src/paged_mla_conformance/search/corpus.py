@@ -51,7 +51,8 @@ def load_replay(path: Path) -> tuple[Case, str] | Scenario:
     Raises
     ------
     InvalidArgument
-        The file has another version of the format, or contains neither.
+        The file is not a JSON object, has another version of the format, or contains neither a
+        valid case of limited size nor a schedule.
     """
     return load_case(path) if "case" in read_object(path) else load_scenario(path)
 

@@ -216,8 +216,8 @@ class Prefill(Uncopied):
         num_tokens = self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
         if num_keys is not None:
             check_at_least(0, num_keys=num_keys)
-        check_prefix_sums("cu_seqlens_q", cu_seqlens_q.cpu().numpy(), "T", num_tokens)
-        check_prefix_sums("cu_seqlens_k", cu_seqlens_k.cpu().numpy(), "Tk", num_keys)
+        check_prefix_sums("cu_seqlens_q", cu_seqlens_q.cpu().numpy(), "num_tokens", num_tokens)
+        check_prefix_sums("cu_seqlens_k", cu_seqlens_k.cpu().numpy(), "num_keys", num_keys)
 
     def _check_lengths(
         self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, num_tokens: int

@@ -32,7 +32,9 @@ _FP8 = frozenset(name for name, stored in FORMATS.items() if not stored.is_plain
 
 
 def create() -> TritonBackend:
-    """Return the backend on the first CUDA device, or in Triton's interpreter.
+    """Return the backend in Triton's interpreter if that is active, else on the current device.
+
+    In the interpreter the function removes work without effect on results, for the whole process.
 
     Raises
     ------

@@ -32,7 +32,8 @@ class Refused(Exception):
     ----------
     status : int
         Pytest's exit status: 4 for a wrong command line or backend, 5 if the backend cannot run on
-        this machine, and 2 if its module cannot be imported.
+        this machine, and 2 if its module, or a module that it imports, fails to import, or if the
+        collection of the tests failed or was interrupted.
     message : str
     """
 

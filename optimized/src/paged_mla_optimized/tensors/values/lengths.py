@@ -17,6 +17,8 @@ def check_prefix_sums(
     """Return the lengths whose prefix sums are `sums`; the last sum must be at most `most`.
 
     With ``None`` the last sum has no limit. `limit` is the name of `most` in error messages.
+    Raise ``InvalidArgument`` if the first sum is not 0, a sum decreases, or the last is above
+    `most`.
     """
     lengths = np.subtract(sums[1:], sums[:-1], dtype=np.int64)
     if sums[0] != 0:
@@ -34,7 +36,7 @@ def check_lengths(
     config: MlaConfig, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], num_tokens: int
 ) -> NDArray[np.int64]:
     """Return query_lens [B]; raise ``InvalidArgument`` if lengths break a rule."""
-    query_lens = check_prefix_sums("cu_seqlens_q", cu_seqlens_q, "T", num_tokens)
+    query_lens = check_prefix_sums("cu_seqlens_q", cu_seqlens_q, "num_tokens", num_tokens)
     outside = (seq_lens < 0) | (seq_lens > config.max_model_len)
     if outside.any():
         row = int(outside.argmax())
@@ -89,7 +91,7 @@ def check_mask(
             allowed = f"at least {elements}, the sum of query_len * {width} of all rows"
             raise InvalidArgument("mask", f"{len(mask)} elements", allowed)
     elif len(mask) < query_lens.sum():
-        allowed = f"one line for each of {query_lens.sum()} drafts"
+        allowed = f"one line for each token of the step, at least {query_lens.sum()}"
         raise InvalidArgument("mask", f"{len(mask)} lines", allowed)
     token, element = 0, 0
     for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
@@ -115,8 +117,9 @@ def _check_tree(config: MlaConfig, row: int, lines: NDArray[Any], context_len: i
         lines = lines[:, context_len:]
     tree = lines[:, :count].astype(bool)
     if not np.diagonal(tree).all():
-        given = f"a node of row {row} that does not see itself"
-        raise InvalidArgument("mask", given, "true on the diagonal")
+        node = int(np.diagonal(tree).argmin())
+        given = f"node {node} of row {row}, which does not see itself"
+        raise InvalidArgument("mask", given, "true in column i of line i of each row's tree")
     if np.triu(tree, 1).any():
         given = f"a node of row {row} that sees a later node"
         raise InvalidArgument("mask", given, "false for later nodes")

@@ -1,7 +1,8 @@
 """Rank hypotheses by the errors that they do not explain.
 
 In a large step all hypotheses are tried on a few tokens, the best ones on more tokens, and the
-first one on all tokens.
+first one on all tokens. If no hypothesis explains an error on the few tokens, all hypotheses are
+tried again on more tokens.
 """
 
 from __future__ import annotations
@@ -192,7 +193,8 @@ def _unchanged(oracle: Oracle) -> Oracle:
 def _rounds(found: Examination, stage: Stage) -> list[tuple[NDArray[np.bool_] | None, int]]:
     """Return the tokens of each round, ``None`` for all, and the number of hypotheses in it.
 
-    The number of hypotheses is not used in the first round, in which all are tried.
+    The number is not used while no hypothesis has explained an error: all are tried then, and in
+    the first round always.
     """
     batch, right = found.step.batch, found.right
     if stage is not Stage.ATTENTION or batch is None or right is None:
@@ -218,7 +220,7 @@ def _sample(pairs: NDArray[np.int64], wrong: NDArray[np.bool_], budget: int) -> 
         token = next(turns[turn % 4 == 3], None)
         turn += 1
         if token is None:
-            if turn > 2 * len(pairs) + 8:
+            if turn > 4 * len(pairs) + 8:  # both kinds of tokens are used up
                 break
             continue
         asked[token] = True
