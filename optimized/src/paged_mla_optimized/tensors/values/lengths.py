@@ -87,8 +87,8 @@ def check_mask(
     if config.mask != "tree:packed":
         elements = mask_elements(config, query_lens, seq_lens)
         if len(mask) < elements:
-            width = "seq_len" if config.mask == "tree:full" else "query_len"
-            allowed = f"at least {elements}, the sum of query_len * {width} of all rows"
+            columns = "seq_len" if config.mask == "tree:full" else "query_len"
+            allowed = f"at least {elements}, the sum of query_len * {columns} of all rows"
             raise InvalidArgument("mask", f"{len(mask)} elements", allowed)
     elif len(mask) < query_lens.sum():
         allowed = f"one line for each token of the step, at least {query_lens.sum()}"
