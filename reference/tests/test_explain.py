@@ -23,6 +23,7 @@ from paged_mla_reference.faults import CATALOGUE
 from paged_mla_reference.faults.kernel.change import answering, scoring, seeing, with_batch, writing
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_reference.rules.attention import attend_one
+from paged_mla_reference.rules.paging import context_lens, used_blocks
 from paged_mla_reference.rules.rounding import round_to
 from paged_mla_shared.cases import Row
 from paged_mla_shared.dims import SMALL
@@ -334,6 +335,24 @@ def test_blocks_that_are_not_listed():
     assert "lacks blocks of 1 rows; row 0 is the first" in str(
         [f.detail for f in examine(Step.of(dump)).findings]
     )
+
+
+def test_a_block_of_earlier_steps_that_is_not_listed():
+    """S-1: an append does not add the keys of earlier steps to a block that the dump leaves out."""
+    dump = dumped()
+    step = Step.of(dump)
+    contexts, size = context_lens(step.batch), dump.problem.block_size
+    [row, *_] = np.flatnonzero(
+        (contexts > 0) & (contexts // size == (step.batch.seq_lens - 1) // size)
+    )
+    block = used_blocks(step.batch, row, size)[-1]  # it gets the new tokens of the row too
+    kept = dump.arrays["block_ids"] != block
+    cache = {"block_ids": dump.arrays["block_ids"][kept]}
+    cache["cache_before"] = dump.arrays["cache_before"][kept]
+    arrays = {name: array for name, array in dump.arrays.items() if name != "cache_after"} | cache
+    step = Step.of(replace(dump, arrays=arrays))
+    assert step.computed
+    assert row in step.unlisted_rows()
 
 
 @pytest.mark.parametrize(

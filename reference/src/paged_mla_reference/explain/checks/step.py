@@ -137,15 +137,25 @@ class Step:
         return lse.astype(np.float32)
 
     def unlisted_rows(self) -> NDArray[np.int64]:
-        """Return the rows that use a block that the dump does not list.
+        """Return the rows whose keys cannot all be read, because the dump lacks one of the blocks.
 
+        If `after` is computed from `before`, blocks with keys of earlier steps must be in `before`.
         Empty without a batch or a cache, or if the dump specifies the bytes of unlisted blocks.
         """
         if self.batch is None or self.after is None or self.has("unlisted"):
             return np.zeros(0, np.int64)
-        listed, size = self.after.block_ids, self.problem.block_size
-        rows = range(self.batch.num_rows)
-        lacking = [r for r in rows if np.setdiff1d(used_blocks(self.batch, r, size), listed).size]
+        earlier = self.before if self.computed and self.before is not None else self.after
+        size, contexts = self.problem.block_size, context_lens(self.batch)
+        lacking = []
+        for row in range(self.batch.num_rows):
+            used = used_blocks(self.batch, row, size)
+            context = used[: blocks_of(int(contexts[row]), size)]
+            unlisted = (
+                np.setdiff1d(context, earlier.block_ids),
+                np.setdiff1d(used, self.after.block_ids),
+            )
+            if any(blocks.size for blocks in unlisted):
+                lacking.append(row)
         return np.array(lacking, np.int64)
 
 
