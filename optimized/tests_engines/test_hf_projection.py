@@ -270,7 +270,7 @@ def part_of_a_weight(attention, _patch):
     set_weight(attention, attention.kv_b_proj.weight.detach()[:64])
 
 
-@change(r"layer 1 has weights of torch\.float16 on cpu and layer 0 has weights of torch\.float32")
+@change(r"layer 1 has weights of torch\.float\d+ on cpu and layer 0 has weights of torch\.float\d+")
 def another_dtype(attention, _patch):
     set_weight(attention, attention.kv_b_proj.weight.detach().half())
 
