@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ci.packages import ROOT
+from ci.packages import ROOT, tracked
 
 WORDS = (
     "answers?|answered|answering",
@@ -94,9 +93,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m ci.check_words", description=__doc__)
     parser.add_argument("files", nargs="*", metavar="FILE", default=["*.py", "*.md", "*.html"])
     files = parser.parse_args(arguments).files
-    command = ["git", "ls-files", "--", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    names = [name for name in done.stdout.splitlines() if not SKIPPED.search(name)]
+    names = [name for name in tracked(*files) if not SKIPPED.search(name)]
     lines = [f"{name}:{line}: {word}" for name in names for line, word in found(ROOT / name)]
     print("\n".join([*lines, f"{len(names)} files, {len(lines)} excluded words"]))
     return 1 if lines else 0

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+
+
+def tracked(*patterns: str) -> list[str]:
+    """Return the files that git tracks and that match a pattern, from the root; all without one."""
+    command = ["git", "ls-files", "--", *patterns]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from ci.packages import ROOT
+from ci.packages import ROOT, tracked
 
 SITE = ROOT / "out/site"
 PAGE = re.compile(r"^ *- (?:[^#\n]+: )?([\w./-]+\.md)(?: +#.*)?$", re.MULTILINE)
@@ -35,12 +35,6 @@ TARGET = re.compile(
 def pages_of(navigation: str) -> list[str]:
     """Return the pages that the text of a mkdocs.yml lists, in their order."""
     return PAGE.findall(navigation)
-
-
-def tracked() -> list[str]:
-    """Return the files that git tracks, from the root."""
-    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
 
 
 def resolved(page: str, target: str) -> str:

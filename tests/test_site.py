@@ -1,7 +1,7 @@
 """Tests of the documentation site; none builds it, as `nox -s site` does."""
 
-from ci.packages import ROOT
-from ci.site import linked, pages_of, prepared, tracked
+from ci.packages import ROOT, tracked
+from ci.site import linked, pages_of, prepared
 
 NAVIGATION = """\
 nav:

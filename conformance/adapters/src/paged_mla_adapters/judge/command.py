@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -25,8 +25,9 @@ from paged_mla_adapters.judge.target import calls_of, file_of, is_solution, load
 from paged_mla_conformance.run.command import main as conformance
 from paged_mla_conformance.runners.profile import load_profile
 from paged_mla_shared.dims import PRESETS
-from paged_mla_shared.documents import one_line, printable
+from paged_mla_shared.documents import printable
 from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.options import OneLineParser
 
 _USAGE_ERROR = 2
 _ABOUT = """\
@@ -40,12 +41,6 @@ Options that are not listed here are passed to paged-mla conformance.
 """
 _MOST_NUMBERS = 12
 _MOST_DEATHS = 16  # the most processes that are started to probe: more than there are layouts
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Print the error in one line and end the process with status 2."""
-        self.exit(_USAGE_ERROR, f"{self.prog}: {one_line(message)}\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -143,7 +138,7 @@ def _dims(claims: Claims) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="paged-mla judge",
         description=_ABOUT,
         epilog=_EXAMPLE,
