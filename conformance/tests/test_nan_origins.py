@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from paged_mla_conformance.run.reports.nan_origin import NanOrigin
 from paged_mla_conformance.run.reports.report import Report
 from paged_mla_conformance.run.reports.result import Result
 from paged_mla_conformance.run.subject import Subject
+from paged_mla_conformance.run.workers.progress import Progress
 
 MISMATCH = "E   paged_mla_reference.tolerance.compare.Mismatch: "
 NAN = f"{MISMATCH}[S-9] out: nan at (0, 0, 0), where"
@@ -21,6 +24,7 @@ WILD = (
     "E   AcceleratorError: CUDA error: an illegal memory access was encountered\n"
     "E   backend raised AcceleratorError in attend"
 )
+OPTIONS, QUIET = parse(["--backend", "a:b"]), Progress(io.StringIO())
 SURROUNDED, BARE = Subject("a:b", has_surroundings=True), Subject("a:b", has_surroundings=False)
 
 
@@ -69,7 +73,7 @@ def test_the_memory_whose_zeros_remove_a_nan_is_its_origin(
 
     monkeypatch.setattr(nan_origins, "ask_again", run_again)
     report = Report(replace(subject, mode=mode), results=[result(NAN)])
-    nan_origins.find_nan_origins(parse(["--backend", "a:b"]), report)
+    nan_origins.find_nan_origins(OPTIONS, report, QUIET)
     assert report.nan_origins == {"test_decode[a]": origin}
     assert mode == "gpu" or "zeros-in-shared-memory" not in varied
 
@@ -82,7 +86,7 @@ def test_a_test_that_does_not_run_again_has_no_origin(
     skipped = result("", "skipped")
     monkeypatch.setattr(nan_origins, "ask_again", lambda *_, **__: skipped if again else None)
     report = Report(Subject("a:b"), results=[result(NAN)])
-    nan_origins.find_nan_origins(parse(["--backend", "a:b"]), report)
+    nan_origins.find_nan_origins(OPTIONS, report, QUIET)
     assert report.nan_origins == {}
 
 
@@ -105,7 +109,7 @@ def test_a_wild_address_can_come_from_memory_too(
 
     monkeypatch.setattr(nan_origins, "ask_again", run_again)
     report = Report(replace(SURROUNDED, mode="gpu"), results=[result(WILD)])
-    nan_origins.find_nan_origins(parse(["--backend", "a:b"]), report)
+    nan_origins.find_nan_origins(OPTIONS, report, QUIET)
     assert report.nan_origins.get("test_decode[a]") == origin
 
 
@@ -118,5 +122,40 @@ def test_a_symptom_that_does_not_appear_again_has_no_origin(monkeypatch: pytest.
 
     monkeypatch.setattr(nan_origins, "ask_again", run_again)
     report = Report(replace(SURROUNDED, mode="gpu"), results=[result(NAN)])
-    nan_origins.find_nan_origins(parse(["--backend", "a:b"]), report)
+    nan_origins.find_nan_origins(OPTIONS, report, QUIET)
     assert report.nan_origins == {}
+
+
+def of_three_causes() -> list[Result]:
+    """Return failing tests whose symptoms differ, so that each of them can run again."""
+    names = ("out", "lse", "merged")
+    return [
+        replace(result(NAN.replace("out", name)), test=f"test_decode[{name}]") for name in names
+    ]
+
+
+def test_an_origin_that_is_known_is_tried_first(monkeypatch: pytest.MonkeyPatch):
+    """S-9: the causes of one run often have one origin, and each run loads the backend anew."""
+    varied = []
+
+    def run_again(*given: Any, environment: dict[str, str] | None = None) -> Result:
+        varied.append(varied_by(given, environment))
+        return result("", "passed") if varied[-1] == "zeros-in-shared-memory" else result(NAN)
+
+    monkeypatch.setattr(nan_origins, "ask_again", run_again)
+    report = Report(replace(SURROUNDED, mode="gpu"), results=of_three_causes()[:2])
+    nan_origins.find_nan_origins(OPTIONS, report, QUIET)
+    first = ["stale", "zeros-in-buffers", "zeros-in-shared-memory", "unchanged"]
+    assert varied == [*first, "stale", "zeros-in-shared-memory", "unchanged"]
+
+
+def test_the_time_for_more_runs_is_limited(monkeypatch: pytest.MonkeyPatch):
+    """S-9: a backend that takes long to load does not delay the report by minutes."""
+    seconds = itertools.count(step=40.0)
+    monkeypatch.setattr(nan_origins.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(nan_origins, "ask_again", lambda *_, **__: result("", "passed"))
+    screen = io.StringIO()
+    report = Report(SURROUNDED, results=of_three_causes())
+    nan_origins.find_nan_origins(OPTIONS, report, Progress(screen))
+    assert len(report.nan_origins) == 1
+    assert "running test_decode[" in screen.getvalue()

@@ -29,6 +29,18 @@ def sixteen_heads_at_a_time(q, kv_cache, block_table, seq_lens, softmax_scale, k
     return out, lse
 
 
+def reads_the_table_of_the_row_before(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):  # fmt: skip  # noqa: E501
+    """Wrong: each row reads the blocks of the row before it."""
+    before = block_table.roll(1, 0)
+    return decode(q, kv_cache, before, seq_lens, softmax_scale, kv_lora_rank)
+
+
+def reads_the_rows_in_reverse(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
+    """Wrong: each row has the blocks and the length of another row."""
+    tables, lens = block_table.flip(0), seq_lens.flip(0)
+    return decode(q, kv_cache, tables, lens, softmax_scale, kv_lora_rank)
+
+
 def refuses_odd_heads(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
     """Right, but it supports only multiples of 16 heads."""
     assert q.shape[1] % 16 == 0, "heads"

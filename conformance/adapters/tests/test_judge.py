@@ -227,6 +227,13 @@ def test_a_layout_in_which_a_bug_cannot_show_is_not_taken():
     assert claims.lse == "natural"
 
 
+@pytest.mark.parametrize("name", ["reads_the_table_of_the_row_before", "reads_the_rows_in_reverse"])
+def test_a_function_that_reads_another_row_is_called_with_the_right_layouts(name: str):
+    """No row of such a function is right, so rows with almost the same keys give the layout."""
+    right, claims = found("decode"), found(name)
+    assert (claims.query, claims.cache, claims.lse) == (right.query, right.cache, right.lse)
+
+
 def test_a_class_plans_another_step_before():
     """S-17: a function that keeps the plan of the other step fails."""
     with pytest.raises(Mismatch, match="S-5"):

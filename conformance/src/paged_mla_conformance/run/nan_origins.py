@@ -6,6 +6,8 @@ Only one of these runs uses the GPU at a time, because another process would cle
 
 from __future__ import annotations
 
+import time
+
 from paged_mla_conformance.run.asked_again import ask_again
 from paged_mla_conformance.run.options import Options
 from paged_mla_conformance.run.reports.causes import telling_tests
@@ -13,6 +15,7 @@ from paged_mla_conformance.run.reports.nan_origin import NanOrigin
 from paged_mla_conformance.run.reports.report import Report
 from paged_mla_conformance.run.reports.result import Result
 from paged_mla_conformance.run.reports.symptom import NAN, symptom_of
+from paged_mla_conformance.run.workers.progress import Progress
 
 STALE = "stale"
 """The profile in which memory that a backend must not read holds finite numbers."""
@@ -27,9 +30,10 @@ ZEROS_IN = {
 """Values of the variable, each with the origin of the NaN that the value removes."""
 _OF_GPUS = ("zeros-in-shared-memory", "zeros-in-late-inputs")
 _MOST = 4  # tests that run again
+_SECONDS = 60.0  # after this time no other test runs again; each run loads the backend anew
 
 
-def find_nan_origins(options: Options, report: Report) -> None:
+def find_nan_origins(options: Options, report: Report, progress: Progress) -> None:
     """Run one test of each cause that is a NaN or a wild address again, in new processes.
 
     Parameters
@@ -38,9 +42,15 @@ def find_nan_origins(options: Options, report: Report) -> None:
         The options of the finished run.
     report : Report
         The report of the finished run; the origins are added to ``nan_origins``.
+    progress : Progress
+        Shows which test runs again.
     """
     kinds = {result.test: symptom_of(result).kind for result in report.results if result.fails}
+    end = time.monotonic() + _SECONDS
     for test in telling_tests(report.results)[:_MOST]:
+        if time.monotonic() > end:
+            return
+        progress.begin(f"running {test} again to find the memory from which its error comes")
         origin = _origin(options, report, test, kinds[test])
         if origin is not None:
             report.nan_origins[test] = origin
@@ -58,7 +68,8 @@ def _origin(options: Options, report: Report, test: str, kind: str) -> NanOrigin
         return NanOrigin.NOT_UNREAD if kind == NAN else None
 
     is_gpu = report.subject.mode == "gpu"
-    for value, origin in ZEROS_IN.items():
+    known = set(report.nan_origins.values())  # another cause often has the same origin
+    for value, origin in sorted(ZEROS_IN.items(), key=lambda entry: entry[1] not in known):
         if value in _OF_GPUS and not is_gpu:
             continue
         result = ask_again(options, report, test, environment={SURROUNDINGS: value})

@@ -35,10 +35,11 @@ def run_suite(options: Options, first: Worker, commit: str) -> int:
         run was interrupted, and pytest's status if the run could not start.
     """
     report = Report(Subject(options.backend), time_limit=options.time_limit, commit=commit)
+    progress = Progress(sys.stdout)
     scheduler = Scheduler(
         options.pytest_arguments,
         report,
-        Progress(sys.stdout),
+        progress,
         first=first,
         workers=options.workers,
         on_screen=options.on_screen,
@@ -47,7 +48,7 @@ def run_suite(options: Options, first: Worker, commit: str) -> int:
     try:
         scheduler.run()
         if not options.on_screen:
-            find_nan_origins(options, report)
+            find_nan_origins(options, report, progress)
             if len(report.results) > 1:  # a run of one test prints its whole failure
                 explain_causes(options, report)
     except Refused as refused:

@@ -40,6 +40,10 @@ QUERY_LENS = (2, 3, 4, 5, 8, 16, 64, 128, 256, 1024)
 DIMS = (DEEPSEEK_V3, MISTRAL_SMALL_4, SMALL)
 _DIGITS = 2  # decimals of a distance: layouts that differ by rounding errors alone are equal
 DECODE = (Row(5, 1), Row(40, 1), Row(128, 1), Row(19, 1))  # one row ends with its block
+ALIKE = (Row(257, 1), *(Row(257, 1, shares_prefix_of=0) for _ in range(3)))
+"""Rows that differ in one key of 257. A function that reads the table or the length of another row
+is nearly right for them, so the layouts of its arguments can still be told apart."""
+_RIGHT = 0.5  # a distance below it is a right layout, which a bug may make inexact
 ANYTHING = Served(
     dtypes=DTYPES,
     cache_formats=(*PLAIN_FORMAT_OF_DTYPE.values(), "fp8_e4m3"),
@@ -93,20 +97,24 @@ def find(claims: Claims, ask: Ask) -> Claims:
     free = claims if is_known else replace(claims, served=_asked(claims))
     causes: dict[str, str] = {}
     for case, dims, dtype in beginnings(free):
-        found: list[tuple[float, int, Claims, Probe]] = []
-        for number, candidate in enumerate(_candidates(free)):
-            place = (
-                f"{dtype}, {_dims_name(dims)}, {case.num_heads} heads, blocks of {case.block_size}"
-            )
-            what = f"{place}, queries {candidate.query}, cache {candidate.cache}"
+        found = []
+        for candidate in _candidates(free):
+            what = f"{dtype}, {_dims_name(dims)}, {case.num_heads} heads, blocks of "
+            what += f"{case.block_size}, queries {candidate.query}, cache {candidate.cache}"
             what += f", lse {candidate.lse_layout}"
             probed = ask(f"begin: {what}", candidate, case, dims, dtype, measured=True)
             if probed.why_not:
                 causes.setdefault(probed.why_not, what)
             else:
-                found.append((round(probed.error, _DIGITS), number, candidate, probed))
+                found.append((candidate, probed))
         if found:
-            _, _, chosen, probed = min(found, key=lambda entry: entry[:2])
+            if claims.kind == "attend" and min(p.error for _, p in found) > _RIGHT:
+                alike = replace(case, rows=ALIKE)
+                found += [
+                    (c, ask(f"alike: {c.query}, {c.cache}", c, alike, dims, dtype, measured=True))
+                    for c, _ in found
+                ]
+            chosen, probed = min(found, key=lambda entry: round(entry[1].error, _DIGITS))
             if claims.kind == "merge" or is_known:
                 return _answered(chosen, probed)
             return _served(_answered(chosen, probed), case, dims, dtype, ask)
