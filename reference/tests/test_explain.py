@@ -136,6 +136,25 @@ def test_a_single_fault_is_found(oracle, said: str):
     assert said in found.best[0].hypothesis.name
 
 
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        ([3, 0, 1, 2], "the row before it"),
+        ([1, 2, 3, 0], "the row after it"),
+        ([0, 0, 0, 0], "the first row"),
+    ],
+)
+def test_tables_of_other_rows(rows: list[int], name: str):
+    """S-1: each row must read through its own row of the table."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        return replace(batch, block_table=batch.block_table[rows])
+
+    step = case((Row(70, 1), Row(130, 1), Row(65, 3), Row(101, 2)))
+    cause = explain(dumped(with_batch(RIGHT, change), of=step)).cause
+    assert f"every row reads through the table of {name}" in cause
+
+
 def test_nothing_fits():
     """The report states that no hypothesis fits."""
     dump = dumped()

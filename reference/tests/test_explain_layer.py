@@ -12,9 +12,11 @@ from dumped import case, changed, dumped
 
 from paged_mla_reference.explain.checks.step import Step
 from paged_mla_reference.explain.explanation import explain
+from paged_mla_reference.explain.render.trace import trace_of
 from paged_mla_reference.faults import CATALOGUE
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_shared.dump import Dump, load_dump, save_dump
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 
 ANSWER = ("layer_out", "layer_lse")
@@ -104,6 +106,12 @@ def test_parts_of_a_layer():
         assert name in found.found.findings[-1].detail
     found = explain(without(dump, *ANSWER))
     assert found.found.findings[-1].detail == "the dump has no layer_out or layer_lse"
+
+
+def test_a_layer_has_no_intermediate_values():
+    """S-21: its queries are not absorbed, so they have no scores with cached latents."""
+    with pytest.raises(InvalidArgument, match="a dump of a whole layer, whose queries are not"):
+        trace_of(without(layered(), "q_nope"), 0, 0)
 
 
 def test_a_layer_without_a_budget():

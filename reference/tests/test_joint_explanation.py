@@ -101,6 +101,14 @@ def test_right_steps_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "No rule is broken in any of the dumps." in capsys.readouterr().out
 
 
+def test_a_check_that_a_dump_does_not_allow_is_undecided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """The last line does not claim more than the dumps contain."""
+    assert main([*saved(tmp_path, dumped(), dumped(without=("out", "lse")))]) == 0
+    assert "in what the dumps contain; some checks are undecided." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("option", ["--html=x", "--png=x", "--token=0", "--head=1"])
 def test_pictures_are_of_one_dump(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Refused before anything is written."""

@@ -34,9 +34,11 @@ def faults_of_rows(found: Examination) -> Iterator[Hypothesis]:
     for what, times in _LENGTHS.items():
         name = f"the rows' lengths {what}"
         yield Hypothesis(name, f"{name}.", _with_lengths(times), ("S-2", "S-4", "S-5"))
-    for where, by in (("before", 1), ("after", -1)):
-        name = f"every row reads through the table of the row {where} it"
-        yield Hypothesis(name, f"{name}.", _with_tables_of(by), ("S-1", "S-5"))
+    rows = np.arange(batch.num_rows)
+    tables = {"row before it": rows - 1, "row after it": rows + 1, "first row": 0 * rows}
+    for whose, order in tables.items():
+        name = f"every row reads through the table of the {whose}"
+        yield Hypothesis(name, f"{name}.", _with_tables_of(order), ("S-1", "S-5"))
     for view in views_of_wrong(found, _ROWS):
         near = np.argsort(np.abs(np.arange(batch.num_rows) - view.row), kind="stable")
         for other in near[1 : _OTHERS + 1].tolist():
@@ -56,9 +58,12 @@ def _with_lengths(times: int) -> Callable[[Oracle], Oracle]:
     return lambda oracle: with_batch(oracle, change)
 
 
-def _with_tables_of(by: int) -> Callable[[Oracle], Oracle]:
-    def change(_: Problem, batch: Batch) -> Batch:
-        return replace(batch, block_table=np.roll(batch.block_table, by, axis=0))
+def _with_tables_of(rows: NDArray[np.int64]) -> Callable[[Oracle], Oracle]:
+    """Give each row the table of a row in `rows`, whose numbers wrap around."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        tables = batch.block_table[rows % max(batch.num_rows, 1)]
+        return replace(batch, block_table=tables % problem.num_blocks)
 
     return lambda oracle: with_batch(oracle, change)
 

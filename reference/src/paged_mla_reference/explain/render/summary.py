@@ -56,7 +56,7 @@ def summary_of_several(found: JointExplanation, paths: Sequence[str]) -> str:
         if explanation.cause and not found.best:
             alone = textwrap.wrap(f"This dump alone: {explanation.cause}", _WIDTH - 3)
             lines[-1:] = [textwrap.indent("\n".join(alone), "   "), ""]
-    lines += textwrap.wrap(found.cause or "No rule is broken in any of the dumps.", _WIDTH)
+    lines += textwrap.wrap(found.cause or _none_broken(found), _WIDTH)
     if found.fits:
         columns = "".join(f"{number:>8}" for number in range(1, len(paths) + 1))
         lines += ["", f"{'share still wrong in each dump':50}{columns}"]
@@ -65,6 +65,14 @@ def summary_of_several(found: JointExplanation, paths: Sequence[str]) -> str:
             for fit in found.fits[:5]
         ]
     return "\n".join(lines)
+
+
+def _none_broken(found: JointExplanation) -> str:
+    """Return the last line for dumps that break no rule, or are undecided in part."""
+    findings = [f for explanation in found.explanations for f in explanation.found.findings]
+    if any(finding.state is State.UNDECIDED for finding in findings):
+        return "No rule is broken in what the dumps contain; some checks are undecided."
+    return "No rule is broken in any of the dumps."
 
 
 def _line(finding: Finding, *, colour: bool) -> str:

@@ -159,6 +159,8 @@ def trace_of(
     step = Step.of(dump)
     batch = step.batch
     lacking = "" if step.has(*QUERIES) else "a dump without queries"
+    if lacking and step.layer is not None:
+        lacking = "a dump of a whole layer, whose queries are not absorbed"
     if batch is None or not is_valid(step):
         lacking = "a dump without a valid batch"
     lacking = lacking or without_cache(step)
