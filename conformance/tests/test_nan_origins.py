@@ -135,7 +135,7 @@ def of_three_causes() -> list[Result]:
 
 
 def test_an_origin_that_is_known_is_tried_first(monkeypatch: pytest.MonkeyPatch):
-    """S-9: the causes of one run often have one origin, and each run loads the backend anew."""
+    """S-9: the causes of one run often have one origin, and each run loads the backend again."""
     varied = []
 
     def run_again(*given: Any, environment: dict[str, str] | None = None) -> Result:

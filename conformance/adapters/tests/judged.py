@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 LN2 = 0.6931471805599453
@@ -56,6 +58,13 @@ def loses_the_device(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_
     """Raise the error that a GPU raises for an illegal address, at five heads."""
     if q.shape[1] == 5:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
+
+
+def never_returns(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
+    """Wrong: it does not return at five heads."""
+    while q.shape[1] == 5:
+        time.sleep(1)
     return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
 
 

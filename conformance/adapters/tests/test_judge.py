@@ -249,12 +249,12 @@ def test_a_call_that_loses_the_device_counts_as_supported(tmp_path: Path):
     """S-9: the probing process ends, and the next process continues after this call."""
     progress, path = tmp_path / "probes.jsonl", tmp_path / "claims.toml"
     with pytest.raises(LostDevice, match="illegal memory access"):
-        find(described("loses_the_device"), Recorded(progress))
-    found = find(described("loses_the_device"), Recorded(progress))
+        find(described("loses_the_device"), Recorded(progress, seconds=60))
+    found = find(described("loses_the_device"), Recorded(progress, seconds=60))
     assert {4, 5, 6} < set(found.served.num_heads)
     write(described("loses_the_device"), path)
     command = [sys.executable, "-m", "paged_mla_adapters.judge.probing", str(path)]
-    ended = subprocess.run([*command, str(tmp_path / "new.jsonl")], check=False)
+    ended = subprocess.run([*command, str(tmp_path / "new.jsonl"), "60"], check=False)
     assert ended.returncode == LOST
 
 
@@ -326,11 +326,25 @@ def test_a_function_that_raises_in_every_call():
     assert str(error.value).count("no kernel image") == 1
 
 
+def test_a_call_that_does_not_return_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The message names the call and the line, because an endless loop is a bug too."""
+    monkeypatch.setattr(command, "_SECONDS", 5.0)
+    claims = tmp_path / "claims.toml"
+    assert main([f"{FILE}:never_returns", "--device", "cpu", "--claims", str(claims)]) == 2
+    said = capsys.readouterr().err
+    assert "did not return within 5 s" in said
+    assert "(num_heads 5)" in said
+    assert "in never_returns" in said
+    assert not claims.exists()
+
+
 def test_a_probe_that_ended_its_process_counts_as_supported(tmp_path: Path):
     """S-9: a crash is not a Python error, so that the suite tests the call."""
     path = tmp_path / "probes.jsonl"
     path.write_text(json.dumps({"key": "num_heads 5", "probe": None}) + "\n")
-    claims = find(described("refuses_odd_heads"), Recorded(path))
+    claims = find(described("refuses_odd_heads"), Recorded(path, seconds=60))
     assert 5 in claims.served.num_heads
     assert 6 not in claims.served.num_heads
 

@@ -78,10 +78,10 @@ class ReferenceBackend:
         return ReferenceRunner(problem, self.oracle)
 
     def prepare_unchecked(self, problem: Problem) -> Runner:
-        """Return a runner for `problem`, which is not checked.
+        """Return a runner for `problem` without a check of `problem`.
 
         ``plan``, ``append``, ``attend`` and ``gather_context`` of the runner treat an illegal step
-        as a legal one; its other operations raise ``InvalidArgument``.
+        as a legal one. ``quantize_queries``, ``prefill`` and ``layer`` raise ``InvalidArgument``.
         """
         return UncheckedRunner(problem, self.oracle)
 

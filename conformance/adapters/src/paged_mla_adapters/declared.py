@@ -67,6 +67,11 @@ def triton_dtypes() -> frozenset[str]:
     """Return the data types in which Triton kernels follow the rules.
 
     These are float32 in the interpreter, and bfloat16 and float16 on a GPU.
+
+    Raises
+    ------
+    Unsupported
+        There is no CUDA device, and ``TRITON_INTERPRET=1`` is not set.
     """
     names = {"bfloat16", "float16"} if mode() == "gpu" else {"float32"}
     return frozenset(names)

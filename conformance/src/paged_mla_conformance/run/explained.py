@@ -31,8 +31,10 @@ def explain_causes(options: Options, report: Report) -> None:
     options : Options
         The options of the finished run.
     report : Report
-        The report of the finished run. A sentence for each cause that a fault explains is added to
-        ``explanations``, and ``shared_fault`` is set if one fault explains all of them.
+        The report of the finished run. ``explanations`` gets the fault of each cause, or "" if none
+        fits. If a test passes alone, ``explanations`` gets a sentence about that, and
+        ``nan_origins`` loses the tests of its cause. ``shared_fault`` gets the fault that explains
+        all causes, if there is one.
     """
     explanations: list[Explanation] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +55,7 @@ def explain_causes(options: Options, report: Report) -> None:
 
 
 def _explained(path: Path) -> Explanation | None:
-    """Return the explanation of a dump; ``None`` if there is no dump or it is too large."""
+    """Return the explanation of a dump; ``None`` if it is missing, invalid or too large."""
     if not path.exists():
         return None
     try:

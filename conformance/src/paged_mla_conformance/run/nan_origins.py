@@ -30,11 +30,13 @@ ZEROS_IN = {
 """Values of the variable, each with the origin of the NaN that the value removes."""
 _OF_GPUS = ("zeros-in-shared-memory", "zeros-in-late-inputs")
 _MOST = 4  # tests that run again
-_SECONDS = 60.0  # after this time no other test runs again; each run loads the backend anew
+_SECONDS = 60.0  # after this time no other test runs again; each run loads the backend again
 
 
 def find_nan_origins(options: Options, report: Report, progress: Progress) -> None:
-    """Run one test of each cause that is a NaN or a wild address again, in new processes.
+    """Run one test of each of the largest causes that are a NaN or a wild address again.
+
+    At most four tests run again, each in new processes, and no test starts after 60 seconds.
 
     Parameters
     ----------

@@ -119,7 +119,7 @@ def _check_work(case: Case) -> None:
 
 def _check_rows(rows: tuple[Row, ...], mask: Mask) -> None:
     for number, row in enumerate(rows):
-        where = f"case: row {number} of {len(rows)}"
+        where = f"case: row {number} of 0 to {len(rows) - 1}"
         is_short = 0 < row.seq_len < row.query_len and mask is not Mask.NON_CAUSAL
         if min(row.seq_len, row.query_len) < 0 or is_short:
             given = f"mask {mask}, seq_len {row.seq_len}, query_len {row.query_len}"
@@ -139,8 +139,8 @@ def check_case(backend: Backend, case: Case, dims: MlaDims, dtype: str) -> None:
 
     The function also checks the declared operations that read rows.
 
-    For a case with explicit slots only the append is checked, because it does not fill the rows
-    that attention reads.
+    For a case with explicit slots only the append is checked, because the append does not fill the
+    rows that attention reads.
 
     Raises
     ------

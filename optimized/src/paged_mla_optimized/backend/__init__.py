@@ -127,7 +127,15 @@ class TritonBackend:
         )
 
     def prepare(self, problem: Problem) -> EagerRunner:
-        """Return a runner; raise ``InvalidArgument`` or ``Unsupported``."""
+        """Return a runner for `problem`, whose cache has only zeros.
+
+        Raises
+        ------
+        InvalidArgument
+            A value of `problem` is outside its legal range.
+        Unsupported
+            The kernels or the declared capabilities do not cover `problem`.
+        """
         config = _config(problem, self.settings)
         if unmet := self.capabilities.unmet(problem, (), ()):
             raise Unsupported("; ".join(unmet))
@@ -137,7 +145,10 @@ class TritonBackend:
         return runner
 
     def prepare_unchecked(self, problem: Problem) -> EagerRunner:
-        """Return a runner that does not check the values of a step before it runs kernels."""
+        """Return a runner that does not check the values of a step.
+
+        The function checks `problem` as :meth:`prepare` does.
+        """
         return replace(self, checks_values=False).prepare(problem)
 
 
@@ -146,8 +157,10 @@ def _config(problem: Problem, settings: Mapping[str, Any]) -> MlaConfig:
 
     Raises
     ------
-    InvalidArgument, Unsupported
-        The kernels do not allow a dtype, a size or a padding of the problem.
+    InvalidArgument
+        A value of `problem` or of `settings` is outside its legal range.
+    Unsupported
+        The kernels do not support a value.
     """
     if problem.dtype not in TORCH_DTYPES:
         raise InvalidArgument("dtype", problem.dtype, ", ".join(TORCH_DTYPES))

@@ -19,7 +19,7 @@ import torch
 
 from paged_mla_adapters.judge.claims import Claims, Served, read, write
 from paged_mla_adapters.judge.like import LIKE
-from paged_mla_adapters.judge.probing import NOT_CALLABLE
+from paged_mla_adapters.judge.probing import NOT_CALLABLE, TIMED_OUT, last_call
 from paged_mla_adapters.judge.roles import roles_of
 from paged_mla_adapters.judge.target import calls_of, file_of, is_solution, load, solution_of
 from paged_mla_conformance.run.command import main as conformance
@@ -40,6 +40,7 @@ example: paged-mla judge my_kernels.py:mla_decode --map q=queries --quick
 Options that are not listed here are passed to paged-mla conformance.
 """
 _MOST_NUMBERS = 12
+_SECONDS = 300.0  # the time limit of a call, which may compile a kernel
 _MOST_DEATHS = 16  # the most processes that are started to probe: more than there are layouts
 
 
@@ -318,7 +319,7 @@ def _probed(claims: Claims, path: Path, said: Mapping[str, Any]) -> Claims:
     Raises
     ------
     _NotCallable
-        No call returned a result.
+        No call returned a result, or a call did not return.
     """
     with tempfile.TemporaryDirectory() as folder:
         draft, progress = Path(folder, "claims.toml"), Path(folder, "probes.jsonl")
@@ -326,10 +327,19 @@ def _probed(claims: Claims, path: Path, said: Mapping[str, Any]) -> Claims:
         command = [sys.executable, "-m", "paged_mla_adapters.judge.probing"]
         for _ in range(_MOST_DEATHS):
             done = subprocess.run(
-                [*command, str(draft), str(progress)], capture_output=True, text=True, check=False
+                [*command, str(draft), str(progress), str(_SECONDS)],
+                capture_output=True,
+                text=True,
+                check=False,
             )
             if done.returncode in {0, NOT_CALLABLE}:
                 break
+            if TIMED_OUT in done.stderr:
+                raise _NotCallable(
+                    f"a call of {claims.target} did not return within {_SECONDS:g} s. Values that "
+                    f"--served sets are not called. The call was ({last_call(progress)}):\n"
+                    f"{done.stderr[done.stderr.index(TIMED_OUT) :].strip()}"
+                )
         if done.returncode != 0:
             why = done.stderr.strip() or f"The process ended with status {done.returncode}."
             raise _NotCallable(f"no call of {claims.target} returned. The first errors:\n{why}")

@@ -6,6 +6,7 @@ of the suite find it later.
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import json
 import sys
@@ -42,7 +43,7 @@ _DIGITS = 2  # decimals of a distance: layouts that differ by rounding errors al
 DECODE = (Row(5, 1), Row(40, 1), Row(128, 1), Row(19, 1))  # one row ends with its block
 ALIKE = (Row(257, 1), *(Row(257, 1, shares_prefix_of=0) for _ in range(3)))
 """Rows that differ in one key of 257. A function that reads the table or the length of another row
-is nearly right for them, so the layouts of its arguments can still be told apart."""
+is nearly right for them, so its layouts can be found."""
 _RIGHT = 0.5  # a distance below it is a right layout, which a bug may make inexact
 ANYTHING = Served(
     dtypes=DTYPES,
@@ -68,8 +69,10 @@ class Ask(Protocol):
         """
 
 
-NOT_CALLABLE, LOST = 1, 3
+NOT_CALLABLE, LOST = 4, 3
 """Exit statuses: no call returned a result; a call lost the device, so a new process continues."""
+TIMED_OUT = "Timeout ("
+"""The start of the text that a process prints before it ends because a call did not return."""
 
 
 class NotCallable(Exception):
@@ -79,7 +82,8 @@ class NotCallable(Exception):
 def find(claims: Claims, ask: Ask) -> Claims:
     """Return the claims, completed by layouts and by all values that the function supports.
 
-    Claims of a merge, and claims that have all values already, get layouts only.
+    Claims that have all values already get only layouts and the base of the lse. Claims of a merge
+    get these too, and the values of :data:`ANYTHING` without a probe.
 
     Parameters
     ----------
@@ -92,6 +96,8 @@ def find(claims: Claims, ask: Ask) -> Claims:
     ------
     NotCallable
         Every call raised, or there is no call to try; the text has the first five errors.
+    LostDevice
+        `ask` raised it.
     """
     is_known = claims.served.is_whole  # a solution's definition fixes all values
     free = claims if is_known else replace(claims, served=_asked(claims))
@@ -190,7 +196,8 @@ def _served(claims: Claims, case: Case, dims: MlaDims, dtype: str, ask: Ask) -> 
 
     asked = claims.served
     dtypes = [d for d in asked.dtypes if works(f"dtype {d}", case, kind=d)]
-    formats = [PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes]
+    plain = [PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes]
+    formats = [name for name in plain if name in asked.cache_formats]
     roles = {*claims.roles.values(), *(LIKE[claims.like].roles if claims.like else ())}
     scaled = bool(roles & {"k_scale", "k_descale"}) and "fp8_e4m3" in asked.cache_formats
     if scaled and works("cache_format fp8_e4m3", replace(case, cache_format="fp8_e4m3")):
@@ -280,10 +287,12 @@ class Recorded:
     path : Path
         A file with lines of JSON. One line has the key of a probe before its call, and another line
         has the key and the probe after the call.
+    seconds : float
+        The time limit of a call. After it the process prints its stack and ends.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, seconds: float) -> None:
+        self._path, self._seconds = path, seconds
         self._known: dict[str, Probe] = {}
         lines = path.read_text().splitlines() if path.exists() else []
         for line in map(json.loads, lines):
@@ -297,7 +306,11 @@ class Recorded:
         """Return the recorded probe of a key, or call the function and record the probe."""
         if key not in self._known:
             self._note(key, None)
-            self._known[key] = probe(claims, case, dims, dtype, measured=measured)
+            faulthandler.dump_traceback_later(self._seconds, exit=True)
+            try:
+                self._known[key] = probe(claims, case, dims, dtype, measured=measured)
+            finally:
+                faulthandler.cancel_dump_traceback_later()
             self._note(key, asdict(self._known[key]))
         return self._known[key]
 
@@ -306,17 +319,22 @@ class Recorded:
             file.write(json.dumps({"key": key, "probe": found}) + "\n")
 
 
+def last_call(path: Path) -> str:
+    """Return the key of the last probe in the file of a :class:`Recorded`."""
+    return str(json.loads(path.read_text().splitlines()[-1])["key"])
+
+
 def main() -> int:
-    """Complete a claims file by probing: ``python -m ...probing CLAIMS.toml PROGRESS.jsonl``.
+    """Complete a claims file by probing: ``python -m ...probing CLAIMS PROGRESS SECONDS``.
 
     Returns
     -------
     int
         0, ``NOT_CALLABLE`` or ``LOST``.
     """
-    path, progress = map(Path, sys.argv[1:])
+    path, progress, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
     try:
-        write(find(read(path), Recorded(progress)), path)
+        write(find(read(path), Recorded(progress, seconds)), path)
     except NotCallable as error:
         sys.stderr.write(f"{error}\n")
         return NOT_CALLABLE

@@ -25,7 +25,7 @@ class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has n
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call an operation of torch, and fill what it returns if that is uninitialised."""
+        """Call an operation of torch; its result is zeros if the operation does not set it."""
         found = func(*args, **(kwargs or {}))
         return found.zero_() if func.overloadpacket.__name__ in _EMPTY else found
 

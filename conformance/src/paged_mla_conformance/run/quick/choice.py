@@ -51,6 +51,8 @@ class Claim:
 def choose(table: dict[str, Entry], declared: Iterable[str]) -> Choice:
     """Return a greedy choice of tests: the next test finds the most further faults for its time.
 
+    The choice has at most :data:`MOST_TESTS` tests, which take at most :data:`MOST_MS` together.
+
     Parameters
     ----------
     table : dict of str to Entry

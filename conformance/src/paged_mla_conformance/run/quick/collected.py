@@ -21,8 +21,8 @@ QUICK = pytest.StashKey[Claim]()
 def cost_of(item: pytest.Item) -> float:
     """Return the time that a test is expected to take, in a unit that all tests of a run share.
 
-    In a quick run, it is the time that the reference takes for the test. In a whole run, every test
-    has the same cost: the time of one test depends on the backend, and there are many of them.
+    In a quick run, it is the reference's time for the test plus :data:`OVERHEAD_MS`. In a whole run
+    it is 1 for every test: its time depends on the backend, and many tests average out.
     """
     if QUICK in item.config.stash:
         return load_table()[key_of(item)].ms + OVERHEAD_MS
@@ -33,8 +33,8 @@ def quick_choice(items: Sequence[pytest.Item]) -> tuple[Claim, list[pytest.Item]
     """Return the data from which the run reports what the chosen tests can find, and these tests.
 
     The tests use the element types of the run in rotation. A test that finds faults of 16 bits uses
-    a type of 16 bits if the backend supports the test in one. A run without
-    16-bit types does not count the faults of 16 bits.
+    a type of 16 bits if the backend supports the test in one. A run without 16-bit types does not
+    count the faults of 16 bits.
     """
     table = load_table()
     declared: defaultdict[str, list[pytest.Item]] = defaultdict(list)

@@ -18,8 +18,8 @@ from paged_mla_conformance.run.workers.progress import Progress
 from paged_mla_conformance.run.workers.worker import Worker, threads_of_each
 
 MOST_REPLACED = 5  # processes that are replaced before the run gives up
-_ANSWERS_A_PROCESS = 10  # tests that must have run for one more process to be replaced
-_REPEATS_A_PROCESS = 4  # lost processes with a known cause that count as one
+_ANSWERS_A_PROCESS = 10  # for each 10 tests that ran, one more process may be replaced
+_REPEATS_A_PROCESS = 4  # further lost processes with the same cause count as one
 _TICK = 0.2  # longest time in seconds to wait for a message before time limits are checked
 _PATIENCE = 5.0  # seconds for a process to end by itself
 _LOADING = "while the backend was loaded"
@@ -131,13 +131,16 @@ class Scheduler:
         self._answers = 0  # tests that ran and left their process intact
 
     def run(self) -> None:
-        """Run all tests and add their results to the report.
+        """Run the tests and add their results to the report.
+
+        The function returns if no test is left or the run stops early; all processes are stopped.
 
         Raises
         ------
         Refused
             No test can run.
         KeyboardInterrupt
+            The user interrupts the run.
         """
         for _ in range(self._wanted - 1):
             self._start()
@@ -221,7 +224,11 @@ class Scheduler:
             self._hand_out(worker)
 
     def _ended(self, worker: Worker, *, status: int) -> None:
-        """Remove a process that has no test left, or whose pytest stopped by itself."""
+        """Remove a process whose pytest ended.
+
+        If tests were left, the process is replaced or the run gives up. ``Refused`` is raised if no
+        test was collected because of the command line or the backend.
+        """
         self._remove(worker, patience=_PATIENCE)
         said = worker.said()
         if worker.dismissed:
@@ -260,8 +267,8 @@ class Scheduler:
     def _not_loaded(self, how: str) -> None:
         """Replace a process that could not load the backend, if another process has loaded it.
 
-        The loss of a device may affect the next process too. If no process has loaded the backend,
-        the run gives up.
+        A process may fail to load the backend because another one lost the device. If no process
+        has loaded the backend, the run gives up.
         """
         if self._tests:
             self._replace("loading", how)

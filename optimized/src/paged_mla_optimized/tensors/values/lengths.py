@@ -35,7 +35,14 @@ def check_prefix_sums(
 def check_lengths(
     config: MlaConfig, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], num_tokens: int
 ) -> NDArray[np.int64]:
-    """Return query_lens [B]; raise ``InvalidArgument`` if lengths break a rule."""
+    """Return query_lens [B].
+
+    Raises
+    ------
+    InvalidArgument
+        A length breaks a rule or exceeds a limit of `config`, or the rows have more than
+        `num_tokens` tokens.
+    """
     query_lens = check_prefix_sums("cu_seqlens_q", cu_seqlens_q, "num_tokens", num_tokens)
     outside = (seq_lens < 0) | (seq_lens > config.max_model_len)
     if outside.any():
@@ -75,7 +82,10 @@ def check_mask(
     seq_lens: NDArray[np.int32],
     mask: NDArray[Any],
 ) -> None:
-    """Check a tree mask.
+    """Check a tree mask: flat elements, or lines of packed bytes for "tree:packed".
+
+    The lengths must have passed :func:`check_lengths`. The trees of rows without keys are not
+    checked.
 
     Raises
     ------

@@ -78,9 +78,9 @@ class Step:
         Raises
         ------
         InvalidArgument
-            The dump's problem is invalid, a block is listed twice or outside the cache, a block or
-            a table is too large, the lengths name too many tokens, the bytes of `unlisted` do not
-            divide a block, or the query scale is invalid.
+            The problem, the query scale or `unlisted` is invalid; a block is too large, listed
+            twice or outside the cache; or the dump lacks the table or all tensors of tokens, and
+            its lengths need more than ``MOST_ENTRIES``.
         """
         validate_problem(dump.problem)
         validate_query_scale(query_scale(dump))
@@ -99,12 +99,12 @@ class Step:
         return has(self.dump, *names)
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return a field of the dump."""
+        """Return a field that the dump has."""
         return self.dump.arrays[name]
 
     @property
     def planned(self) -> dict[str, str]:
-        """Fields of the dump by the name of the field of ``Metadata`` that they record.
+        """The recorded fields of ``Metadata``: the name in the dump, by the name in ``Metadata``.
 
         The slots are included only if the dump has a block table.
         """
@@ -257,7 +257,8 @@ def _image(dump: Dump, when: str) -> CacheImage | None:
 def _raw_blocks(dump: Dump, when: str) -> NDArray[np.uint8] | None:
     """Return the listed blocks as bytes.
 
-    A dump of rows does not have the bytes between the rows; these bytes are 0.
+    A dump that has slots instead of blocks lacks the bytes between the slots; these bytes are 0.
+    The result is ``None`` if the dump lacks the cache.
     """
     if f"bytes_{when}" in dump.arrays:
         return dump.arrays[f"bytes_{when}"]
@@ -292,7 +293,7 @@ def _with_computed_cache(step: Step) -> Step:
 
 
 def is_valid(step: Step) -> bool:
-    """Return whether the rules allow the step's batch."""
+    """Return whether the step has a batch, with a mask for a tree, that the rules allow."""
     if step.batch is None or (step.problem.mask is Mask.TREE and not step.has("mask")):
         return False
     try:

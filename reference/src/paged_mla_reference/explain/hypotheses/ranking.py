@@ -34,8 +34,8 @@ from paged_mla_reference.rules.paging import keys_of_tokens
 
 FEW_PAIRS = 1 << 15  # pairs of a key and a head in the first round, with every hypothesis
 MORE_PAIRS = 1 << 20  # pairs of a key and a head in the second round
-_CLOSER = 0.8  # of the rms without the hypothesis: a smaller rms is clearly smaller
-_CLOSE = 1 / 16  # of a budget: the first comparison treats a smaller rms as equal to this
+_CLOSER = 0.8  # below this share of the rms without the hypothesis, an rms is clearly smaller
+_CLOSE = 1 / 16  # of a budget; the comparison in powers of two treats all smaller rms as equal
 _IN_TURN = (Stage.APPEND, Stage.QUERIES)  # their faults patch modules, so they run one at a time
 _KEPT = 8  # hypotheses in the second round
 
@@ -59,7 +59,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether it explains all errors and causes no errors in other stages."""
+        """Whether it explains all errors of its stage and adds no errors to other stages."""
         return self.residual.wrong == 0 and self.elsewhere == 0
 
     @property
@@ -103,7 +103,11 @@ def order_of(hypothesis: Hypothesis, wrong: float, rms: float) -> tuple[float, .
 
 
 def rank(found: Examination) -> list[Fit]:
-    """Return the hypotheses that explain some of the errors, the best first."""
+    """Return the hypotheses that make the errors fewer or clearly smaller, the best first.
+
+    There are none if no rule is broken or the stage of the first broken rule cannot be tried. In a
+    large step most residuals count only a sample of the tokens.
+    """
     first = found.first
     if first is None or not can_be_tried(found, first.stage):
         return []
@@ -120,7 +124,7 @@ def rank(found: Examination) -> list[Fit]:
 
 
 def narrowest_first(fits: Sequence[T]) -> list[T]:
-    """Return fits in their order.
+    """Return fits in their order, except for ties.
 
     Known faults that tie for the first place and explain everything are sorted by breadth, the
     narrowest first.
@@ -134,9 +138,10 @@ def narrowest_first(fits: Sequence[T]) -> list[T]:
 
 
 def harms(found: Examination, hypothesis: Hypothesis) -> bool:
-    """Return whether a hypothesis causes more errors than the step has, or cannot run on it.
+    """Return whether a hypothesis raises an exception or makes a stage worse.
 
-    In a large step only the tokens of the first round are compared.
+    A stage is worse if it has more errors with the hypothesis than without it. In a large step only
+    the tokens of the first round are compared.
     """
     for stage in Stage:
         if not can_be_tried(found, stage):

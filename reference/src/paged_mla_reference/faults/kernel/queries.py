@@ -128,7 +128,7 @@ def query_lines_past_1024_are_not_quantized(oracle: Oracle) -> Oracle:
 
 @kernel_fault(FaultClass.ROPE, "S-12", *WRITTEN)
 def queries_are_quantized_before_they_are_rotated(oracle: Oracle) -> Oracle:
-    """The codes are those of the queries before their rotation."""
+    """The codes and scales are those of the queries before their rotation."""
     return replace(
         oracle,
         quantize_queries=lambda problem, batch, scale: oracle.quantize_queries(

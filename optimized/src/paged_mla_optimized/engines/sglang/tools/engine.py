@@ -66,8 +66,8 @@ def arguments(model: Path, backend: str, mode: str, **changes: Any) -> dict[str,
 def survive(*_signal: Any) -> None:
     """Do nothing.
 
-    As SGLang's handler of SIGQUIT this function lets SGLang raise an error if an engine cannot
-    start; the default handler ends this process. An engine that fails later ends it in any case.
+    If this function handles SIGQUIT, SGLang raises an error if an engine cannot start; the default
+    handler ends this process. An engine that fails later ends this process with both handlers.
     """
 
 
@@ -102,8 +102,9 @@ def ask(
 ) -> tuple[list[list[tuple[int, Logprobs]]], int]:
     """Generate ``tokens[i]`` tokens for prompt i, greedily.
 
-    Returns the tokens of each prompt with their logprobs, and the number of cached prompt tokens of
-    all prompts. The number of retractions is added to `counts` as ``retractions``.
+    Returns the generated tokens for each prompt, each with the logprobs of itself and of the
+    :data:`LIKELIEST` tokens, and the number of cached prompt tokens of all prompts. The number of
+    retractions is added to `counts` as ``retractions``.
     """
     outputs = engine.generate(
         input_ids=prompts,

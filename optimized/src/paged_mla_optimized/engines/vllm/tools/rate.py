@@ -125,7 +125,10 @@ class _Timer:
 
     @contextmanager
     def _rows(self, cell: Cell) -> Iterator[Callable[[], Any]]:
-        """Start the rows of a cell, whose first step fills the cache; abort them at the end."""
+        """Start the rows of a cell, yield the function that runs one step, and abort the rows.
+
+        The first of the steps that run before fills the cache.
+        """
         core = self.llm.llm_engine
         prompt = [(31 * i) % (VOCAB - 2) + 2 for i in range(cell.context)]
         names = hold(self.llm, [prompt] * cell.rows, _ROOM)
