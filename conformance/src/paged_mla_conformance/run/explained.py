@@ -31,10 +31,11 @@ def explain_causes(options: Options, report: Report) -> None:
     options : Options
         The options of the finished run.
     report : Report
-        The report of the finished run. ``explanations`` gets the fault of each cause, or "" if none
-        fits. If a test passes alone, ``explanations`` gets a sentence about that, and
-        ``nan_origins`` loses the tests of its cause. ``shared_fault`` gets the fault that explains
-        all causes, if there is one.
+        The report of the finished run. For each of the first three causes with a dump,
+        ``explanations`` gets the fault that explains at least half of the wrong elements, or "". If
+        a test passes alone, ``explanations`` gets a sentence about that, and ``nan_origins`` loses
+        the tests of its cause. If at least two causes were explained, ``shared_fault`` gets the
+        fault that explains all of these, or "".
     """
     explanations: list[Explanation] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +56,7 @@ def explain_causes(options: Options, report: Report) -> None:
 
 
 def _explained(path: Path) -> Explanation | None:
-    """Return the explanation of a dump; ``None`` if it is missing, invalid or too large."""
+    """Return the explanation of a dump; ``None`` if it is missing, unreadable or too large."""
     if not path.exists():
         return None
     try:

@@ -127,12 +127,12 @@ class TritonBackend:
         )
 
     def prepare(self, problem: Problem) -> EagerRunner:
-        """Return a runner for `problem`, whose cache has only zeros.
+        """Return a runner for `problem`; its cache has only zeros.
 
         Raises
         ------
         InvalidArgument
-            A value of `problem` is outside its legal range.
+            A value of `problem` or of `settings` is outside its legal range.
         Unsupported
             The kernels or the declared capabilities do not cover `problem`.
         """
@@ -145,7 +145,7 @@ class TritonBackend:
         return runner
 
     def prepare_unchecked(self, problem: Problem) -> EagerRunner:
-        """Return a runner that does not check the values of a step.
+        """Return a runner that checks the values of a prefill, but of no other step.
 
         The function checks `problem` as :meth:`prepare` does.
         """

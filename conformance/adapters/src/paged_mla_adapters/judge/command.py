@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     -------
     int
         The exit status of ``paged-mla conformance``: 0 if every test that the claims cover passed.
-        It is 2 if the function cannot be imported or called, or if the command line is wrong.
+        It is 2 if the function cannot be imported or called, if a call does not return, or if the
+        command line is wrong.
     """
     options, rest = _parser().parse_known_args(arguments)
     path: Path = options.claims or _default_path(options.target)
@@ -319,7 +320,7 @@ def _probed(claims: Claims, path: Path, said: Mapping[str, Any]) -> Claims:
     Raises
     ------
     _NotCallable
-        No call returned a result, or a call did not return.
+        No call returned a result, a call did not return, or too many calls ended their process.
     """
     with tempfile.TemporaryDirectory() as folder:
         draft, progress = Path(folder, "claims.toml"), Path(folder, "probes.jsonl")
@@ -336,8 +337,8 @@ def _probed(claims: Claims, path: Path, said: Mapping[str, Any]) -> Claims:
                 break
             if TIMED_OUT in done.stderr:
                 raise _NotCallable(
-                    f"a call of {claims.target} did not return within {_SECONDS:g} s. Values that "
-                    f"--served sets are not called. The call was ({last_call(progress)}):\n"
+                    f"a call of {claims.target} did not return within {_SECONDS:g} s; use --served "
+                    f"to call fewer values. The call was ({last_call(progress)}):\n"
                     f"{done.stderr[done.stderr.index(TIMED_OUT) :].strip()}"
                 )
         if done.returncode != 0:

@@ -42,8 +42,8 @@ DIMS = (DEEPSEEK_V3, MISTRAL_SMALL_4, SMALL)
 _DIGITS = 2  # decimals of a distance: layouts that differ by rounding errors alone are equal
 DECODE = (Row(5, 1), Row(40, 1), Row(128, 1), Row(19, 1))  # one row ends with its block
 ALIKE = (Row(257, 1), *(Row(257, 1, shares_prefix_of=0) for _ in range(3)))
-"""Rows that differ in one key of 257. A function that reads the table or the length of another row
-is nearly right for them, so its layouts can be found."""
+"""Rows that differ in one key of 257 if the block size divides 256. A function that reads the table
+or the length of another row is nearly right for them, so its layouts can be found."""
 _RIGHT = 0.5  # a distance below it is a right layout, which a bug may make inexact
 ANYTHING = Served(
     dtypes=DTYPES,
@@ -83,7 +83,8 @@ def find(claims: Claims, ask: Ask) -> Claims:
     """Return the claims, completed by layouts and by all values that the function supports.
 
     Claims that have all values already get only layouts and the base of the lse. Claims of a merge
-    get these too, and the values of :data:`ANYTHING` without a probe.
+    get these too, and without a probe the values of :data:`ANYTHING` for the fields of
+    :data:`NARROWING` that they lack.
 
     Parameters
     ----------

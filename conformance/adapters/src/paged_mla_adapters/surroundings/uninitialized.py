@@ -25,7 +25,7 @@ class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has n
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call an operation of torch; its result is zeros if the operation does not set it."""
+        """Call an operation of torch; fill the result of one in ``_EMPTY`` with zeros."""
         found = func(*args, **(kwargs or {}))
         return found.zero_() if func.overloadpacket.__name__ in _EMPTY else found
 

@@ -19,7 +19,7 @@ from paged_mla_conformance.run.workers.worker import Worker, threads_of_each
 
 MOST_REPLACED = 5  # processes that are replaced before the run gives up
 _ANSWERS_A_PROCESS = 10  # for each 10 tests that ran, one more process may be replaced
-_REPEATS_A_PROCESS = 4  # further lost processes with the same cause count as one
+_REPEATS_A_PROCESS = 4  # this many further losses of known causes count as one
 _TICK = 0.2  # longest time in seconds to wait for a message before time limits are checked
 _PATIENCE = 5.0  # seconds for a process to end by itself
 _LOADING = "while the backend was loaded"
@@ -138,7 +138,7 @@ class Scheduler:
         Raises
         ------
         Refused
-            No test can run.
+            pytest collected no test because of the command line or the backend.
         KeyboardInterrupt
             The user interrupts the run.
         """

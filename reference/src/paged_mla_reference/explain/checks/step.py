@@ -257,8 +257,8 @@ def _image(dump: Dump, when: str) -> CacheImage | None:
 def _raw_blocks(dump: Dump, when: str) -> NDArray[np.uint8] | None:
     """Return the listed blocks as bytes.
 
-    A dump that has slots instead of blocks lacks the bytes between the slots; these bytes are 0.
-    The result is ``None`` if the dump lacks the cache.
+    ``cache_before`` and ``cache_after`` lack the bytes between tokens; these bytes are 0. The
+    result is ``None`` if the dump lacks the cache or its scales.
     """
     if f"bytes_{when}" in dump.arrays:
         return dump.arrays[f"bytes_{when}"]

@@ -127,7 +127,7 @@ class _Timer:
     def _rows(self, cell: Cell) -> Iterator[Callable[[], Any]]:
         """Start the rows of a cell, yield the function that runs one step, and abort the rows.
 
-        The first of the steps that run before fills the cache.
+        Before the yield it runs warm-up steps, the first of which fills the cache.
         """
         core = self.llm.llm_engine
         prompt = [(31 * i) % (VOCAB - 2) + 2 for i in range(cell.context)]
