@@ -40,9 +40,12 @@ def one_of(allowed: Collection[str]) -> Callable[[str], str]:
 class OneLineParser(argparse.ArgumentParser):
     """A parser that reports a wrong command line in one line, without the usage."""
 
+    status = 2
+    """The exit status for a wrong command line."""
+
     def error(self, message: str) -> NoReturn:
-        """Print the error and exit with status 2."""
-        self.exit(2, f"{self.prog}: {one_line(message)}\n")
+        """Print the error and exit with :attr:`status`."""
+        self.exit(self.status, f"{self.prog}: {one_line(message)}\n")
 
 
 def refuse_idle(options: argparse.Namespace, names: Iterable[str], needs: str) -> None:

@@ -9,13 +9,11 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from paged_mla_conformance.run.status import USAGE_ERROR
 from paged_mla_shared.dims import PRESETS
-from paged_mla_shared.documents import one_line
 from paged_mla_shared.folders import make_folders
-from paged_mla_shared.options import one_of
+from paged_mla_shared.options import OneLineParser, one_of
 
 TEMPLATE = "paged_mla_conformance.template:create"
 SUITE = Path(__file__).parents[1] / "suite"
@@ -54,10 +52,8 @@ _REFUSED = {
 }  # fmt: skip
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Print an error in one line and exit with pytest's status for a usage error."""
-        self.exit(USAGE_ERROR, f"{self.prog}: {one_line(message)}\n")
+class _Parser(OneLineParser):
+    status = USAGE_ERROR
 
 
 @dataclass(frozen=True)
