@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
 
+from paged_mla_conformance.run.reports import summary
 from paged_mla_conformance.run.reports.report import Report
 from paged_mla_conformance.run.reports.result import Result
 from paged_mla_conformance.run.subject import Subject
@@ -73,6 +75,18 @@ def test_skipped_core_types_are_named():
     verdict = report(subject=chosen).verdict
     assert verdict.startswith("CONFORMANT with exclusions: ")
     assert verdict.endswith(f"{COUNT} passed, float16/bfloat16 skipped (--dtypes)")
+
+
+def test_declared_head_sizes_that_did_not_run_are_named():
+    """S-20: a run has the dims of one model; the backend may declare those of others."""
+    declared = {"head_dims": [(32, 16), (256, 64), (300, 8)]}
+    found = report(subject=replace(SUBJECT, dims="small", capabilities=declared))
+    screen = io.StringIO()
+    summary.write(found, screen)
+    assert (
+        "head sizes (256, 64), (300, 8) need a run of their own; use --dims " in screen.getvalue()
+    )
+    assert "mistral-small-4" in screen.getvalue()
 
 
 @pytest.mark.parametrize("outcome", ["failed", "unexpected-pass"])

@@ -12,6 +12,7 @@ from typing import Any
 
 from paged_mla_conformance.suite.selection.core import Run
 from paged_mla_shared.backend import Capabilities
+from paged_mla_shared.dims import PRESETS
 
 NOT_LOADED = "not loaded"
 """The value in a report for a property of a backend that could not be loaded."""
@@ -93,6 +94,17 @@ class Subject:
             profile=run.profile.name,
             has_surroundings=getattr(backend, "has_surroundings", False),
         )
+
+    @property
+    def head_dims_left_out(self) -> dict[tuple[int, int], str]:
+        """Declared head sizes that the dims of the run lack, each with a preset; "" without one."""
+        here = PRESETS.get(self.dims)
+        declared = {(latent, rotated) for latent, rotated in self.capabilities.get("head_dims", ())}
+        names: dict[tuple[int, int], str] = {}
+        for name, dims in PRESETS.items():
+            names.setdefault((dims.kv_lora_rank, dims.qk_rope_head_dim), name)
+        mine = here and (here.kv_lora_rank, here.qk_rope_head_dim)
+        return {sizes: names.get(sizes, "") for sizes in sorted(declared - {mine})}
 
     @property
     def title(self) -> str:

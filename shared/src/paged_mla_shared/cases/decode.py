@@ -119,7 +119,7 @@ CASES = (
             num_heads=3,
             block_size=bs,
         )
-        for bs in (3, 17, 48, 100)
+        for bs in (3, 17, 48, 100, 192)
     ),
     *(
         _decode(

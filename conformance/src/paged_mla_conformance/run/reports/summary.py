@@ -142,15 +142,28 @@ def _left_out(report: Report) -> list[str]:
     lines = [f"{FAILED_AS_EXPECTED}: {r.test}: {r.reason}" for r in known[:_MOST_KNOWN]]
     if len(known) > _MOST_KNOWN:
         lines.append(f"{len(known) - _MOST_KNOWN} more expected failures are in the report.")
+    sizes = _head_sizes(report)
+    most = _MOST_SKIPPED - len(sizes)
     reasons = _pooled(report.skip_reasons)
-    shown = reasons if len(reasons) <= _MOST_SKIPPED else reasons[: _MOST_SKIPPED - 1]
+    shown = reasons if len(reasons) <= most else reasons[: most - 1]
     for reason, count in shown:
         lines.append(_short(f"{shown_outcome(SKIPPED, reason)}, {_tests(count)}: {reason}"))
     if rest := reasons[len(shown) :]:
         tests = _tests(sum(count for _, count in rest))
         words = sorted({shown_outcome(SKIPPED, reason) for reason, _ in rest})
         lines.append(f"{' or '.join(words)}, {tests}: {len(rest)} other reasons, in the report")
-    return lines
+    return lines + sizes
+
+
+def _head_sizes(report: Report) -> list[str]:
+    """Return a line about declared head sizes that a whole run does not test, if there are any."""
+    left_out = report.subject.head_dims_left_out
+    if report.partial or not left_out:
+        return []
+    sizes = ", ".join(map(str, left_out))
+    names = sorted({name for name in left_out.values() if name})
+    how = f"; use --dims {' or --dims '.join(names)}" if names else ""
+    return [_short(f"skipped: the declared head sizes {sizes} need a run of their own{how}")]
 
 
 def _tests(count: int) -> str:
