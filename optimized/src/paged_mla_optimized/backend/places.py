@@ -12,7 +12,10 @@ class Places(Protocol):
     """Allocates the tensors of a runner's kernels."""
 
     def input(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return an input in memory for kernels, with its strides unless they overlap."""
+        """Return a tensor that kernels may read: `tensor`, or a copy with its strides.
+
+        A copy is contiguous if elements of `tensor` share memory.
+        """
         ...
 
     def room(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -25,7 +28,7 @@ PlacesOf = Callable[[torch.device], Places]
 
 
 class OwnAllocations:
-    """Allocates every tensor with torch. See :class:`Places`."""
+    """Allocates tensors with torch and does not copy inputs. See :class:`Places`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

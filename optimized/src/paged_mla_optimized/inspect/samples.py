@@ -21,19 +21,20 @@ class Samples:
     Parameters
     ----------
     folder, every, layers, most_bytes
-        As for :func:`paged_mla_optimized.record`.
+        The arguments of :func:`paged_mla_optimized.record`.
 
     Attributes
     ----------
     written : list of Path
-        One file for each sampled layer of each sampled step.
+        One file for each sampled layer of each sampled step, unless the dump did not fit.
     skipped : int
         Number of dumps that did not fit.
 
     Raises
     ------
     InvalidArgument
-        `every` is not an integer or is below 1, or `layers` or `most_bytes` is not valid.
+        `every` is not an integer or is below 1, or a value of `layers` or `most_bytes` is not an
+        integer or is below 0.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class Samples:
         self._room = most_bytes
 
     def wants_step(self, step: int) -> bool:
-        """Return whether a step is sampled; never during a capture, which cannot wait."""
+        """Return whether a step is sampled.
+
+        No step is sampled in a compiled function or in a graph capture, which cannot wait.
+        """
         if torch.compiler.is_compiling() or (
             torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         ):
@@ -61,7 +65,7 @@ class Samples:
         return step >= 0 and step % self._every == 0
 
     def wants(self, step: int, layer: int) -> bool:
-        """Return whether a layer is sampled."""
+        """Return whether a layer of a step is sampled."""
         return self.wants_step(step) and (self._layers is None or layer in self._layers)
 
     def has_room(self, num_bytes: int) -> bool:
@@ -82,7 +86,7 @@ class Samples:
 def blocks_near(
     seq_lens: NDArray[Any], block_table: NDArray[Any], cache: torch.Tensor
 ) -> NDArray[np.int64]:
-    """Return the blocks of the rows, and the blocks that faulty kernels may read, without repeats.
+    """Return the blocks of the rows and the blocks that faulty kernels may read, sorted, each once.
 
     These are all entries of the table up to the longest row, for faults that read through the table
     row of another row or past a row's end. In large caches they also include the blocks at which

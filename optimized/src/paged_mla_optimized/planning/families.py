@@ -14,7 +14,7 @@ from paged_mla_optimized.config.limits import largest_power_of_two
 from paged_mla_shared.formats import FORMATS
 
 MAX_FIXED_SPLITS = 128
-"""Splits of one row, over all its query tiles; about the number of multiprocessors of a device."""
+"""Most splits of one row, over all its query tiles; about as many as a device's multiprocessors."""
 FIXED_SPLIT_BYTES = 256 << 20
 """Limit for the memory of partial results of batch-invariant splits; it can reduce the splits."""
 
@@ -44,9 +44,11 @@ class AttendVariant:
         Number of query tiles that read the same keys at the same time, so that later reads of a key
         hit L2. A power of two. The plan uses fewer for steps whose rows have fewer query tiles.
     min_units : int
-        Minimum number of key tiles of a part of the work or of a split.
+        Minimum size of a part of the work, in key tiles and starts of groups. Also the minimum size
+        of a split, in key tiles, before the splits of a row become equal.
     overhead : int
-        The cost of starting a group, in key tiles that a program could compute in that time.
+        The cost of starting a group or a fixed-length split, in key tiles that a program could
+        compute in that time.
     slack : int
         Allowed excess of a part over an equal share, in 32nds, so that rows of one length are split
         at equal places. It is large for kernels that are limited by memory: fewer programs can
@@ -100,7 +102,7 @@ _TABLE: dict[str, dict[int, AttendVariant]] = {
         32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
         64: AttendVariant(tile_m=64, tile_n=64, num_warps=8, num_stages=2),
     },
-    "sm100": {  # tiles of 64 rows would use tcgen05, whose accumulator spills when it is rescaled
+    "sm100": {  # tiles of 64 pairs would use tcgen05, whose accumulator spills when it is rescaled
         16: AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=3, programs_per_sm=2),
         32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
     },
@@ -180,7 +182,7 @@ class Family:
 def _portable_variant(demand: Demand, height: int) -> AttendVariant:
     tiles = tile_variants(demand.arch, demand.dtype, demand.cache_format)
     tile = next((tile for tile in tiles if tile.tile_m >= height), tiles[-1])
-    # If every token fills at least two tiles, two programs read its keys together.
+    # If every token needs at least two tiles, two programs read its keys together.
     return tile if demand.num_heads <= tile.tile_m else replace(tile, lanes=2)
 
 
@@ -286,7 +288,8 @@ def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
 
 def _tile_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
     if height <= _TILE_FP8.tile_m:
-        return replace(_TILE_FP8, overhead=12)  # two tiles of 64 heads: 80 us, with 6 85 us
+        # Two tiles of 64 heads take 80 us; with an overhead of 6 they take 85 us.
+        return replace(_TILE_FP8, overhead=12)
     return _with_lanes(_TILE_FP8, height)
 
 
@@ -323,7 +326,7 @@ def serving_variant(demand: Demand, query_len: int) -> AttendVariant:
 
 
 def portable_variant(demand: Demand, query_len: int) -> AttendVariant:
-    """Return the variant of the portable kernel, which serves every step."""
+    """Return the portable kernel's variant for steps whose rows have up to `query_len` tokens."""
     return FAMILIES[PORTABLE].variant(demand, demand.num_heads * query_len)
 
 
@@ -345,14 +348,17 @@ def variants_by_query_len(demand: Demand, most_query_len: int) -> list[AttendVar
 
 
 def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> int:
-    """Return the maximum number of splits of a row whose bits must not depend on others (S-20).
+    """Return the most splits of a row whose bits must not depend on other rows (S-20).
 
-    The result is a power of two, as for :func:`row_share`, since kernels are compiled for each.
+    The result is a power of two, because kernels are compiled for each number.
     """
     split_bytes = max_rows * variant.tile_m * kv_lora_rank * 4
     return largest_power_of_two(min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))
 
 
 def row_share(max_rows: int) -> int:
-    """Return the number of programs for one row if `max_rows` rows share the grid."""
+    """Return the programs of one row if `max_rows` rows share ``MAX_FIXED_SPLITS`` programs.
+
+    The result is a power of two, because kernels are compiled for each number.
+    """
     return largest_power_of_two(MAX_FIXED_SPLITS // max_rows)

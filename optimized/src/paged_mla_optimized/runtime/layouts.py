@@ -9,7 +9,7 @@ import torch
 from paged_mla_optimized.runtime.bounded import Bounded
 
 MAX_LAYOUTS = 4096
-"""The number of layouts that are stored; after that, all are dropped."""
+"""The most layouts that a cache stores; a full cache drops all layouts."""
 
 
 def known_layouts() -> Bounded[Hashable, None]:
@@ -18,7 +18,10 @@ def known_layouts() -> Bounded[Hashable, None]:
 
 
 def layout_of(*tensors: torch.Tensor | None) -> Hashable:
-    """Return all properties that checks depend on, or ``None`` if an argument has no address."""
+    """Return all properties on which checks depend, except the values of elements.
+
+    The result is ``None`` if an argument is neither ``None`` nor a tensor with an address.
+    """
     try:
         return tuple(
             [

@@ -13,7 +13,7 @@ class LayerEvents(Uncopied):
     """One CUDA event for each layer, recorded after its ``append`` in eager steps and in graphs.
 
     In a capture, the record becomes a node of the graph. Each replay records the event again, and
-    a wait after the replay waits for that replay.
+    a wait after the replay waits for that replay. A layer without a record counts as complete.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class LayerEvents(Uncopied):
     Raises
     ------
     InvalidArgument
-        `num_layers` is below 1; in methods, `layer` is outside its range.
+        `num_layers` is not an integer or is below 1; in methods, `layer` is outside its range.
     Unsupported
         No GPU is available; events belong to the streams of a GPU.
     """

@@ -37,7 +37,7 @@ class Job:
     dtype: str
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the pickled state, with the module and the name of the kernel in its place."""
+        """Return the state to pickle, with the kernel's module and name instead of the kernel."""
         spec = self.spec
         found = (module_of(spec.kernel), name_of(spec.kernel))
         return {
@@ -68,18 +68,18 @@ class Job:
 
     @property
     def options(self) -> dict[str, int]:
-        """The compiler's options."""
+        """The compiler's options that affect the code: those of the spec, or the defaults."""
         given = {n: v for n, v in self.spec.options.items() if n in {*_COMPILED, _REGISTERS}}
         return _COMPILED | given | FP_FUSION
 
     @property
     def signature(self) -> dict[str, Any]:
-        """The type of each argument, in order; for a record, a record of types."""
+        """The type of each parameter, in order, or "constexpr"; for a record, a record of types."""
         return {name: _signed(value) for name, value in self._types().items()}
 
     @property
     def compiled_in(self) -> dict[Path, Any]:
-        """The constants, and the arguments that Triton makes constants because they are 1."""
+        """The constants by path, and the arguments that Triton makes constants: 1 and ``None``."""
         constants: dict[Path, Any] = {}
         for number, (name, value) in enumerate(self._types().items()):
             if name in self.spec.constants:
@@ -91,7 +91,7 @@ class Job:
 
     @property
     def attributes(self) -> dict[Path, list[list[Any]]]:
-        """The alignment attribute of each argument that is aligned to 16."""
+        """The alignment attribute of each argument that is aligned to 16, by path."""
         found: dict[Path, list[list[Any]]] = {}
         for number, value in enumerate(self._types().values()):
             for path, one in _by_path(number, value).items():

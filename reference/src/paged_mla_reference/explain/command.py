@@ -35,7 +35,7 @@ _TRACE = ("token", "head", "splits")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Explain dumps; return 0 if no rule is broken, 1 if a rule is, 2 for invalid arguments."""
+    """Explain dumps; return 1 if a rule is broken, 2 if a file or an option is wrong, else 0."""
     options = _parser().parse_args(arguments)
     try:
         text, status = explain_file(options)
@@ -80,13 +80,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def explain_file(options: argparse.Namespace) -> tuple[str, int]:
-    """Explain dumps; return the text to print, and 1 if a rule is broken, otherwise 0.
+    """Explain dumps and write the pictures; return the text to print and the exit status.
+
+    The status is 1 if an explanation finds a broken rule. It is 0 with ``--token`` or ``--taps``.
 
     Raises
     ------
     InvalidArgument
-        A file is no valid dump or cannot be written, or an option has no effect with the other
-        options.
+        A file is not valid, has too many keys or cannot be written; the dump lacks data for an
+        option, or has no token or head of the given number; or an option has no effect with the
+        other options.
     """
     if len(options.dumps) > 1:
         refuse_idle(options, (*_PICTURES, *_TRACE, "taps"), "one dump")

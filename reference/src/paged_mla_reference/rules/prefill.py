@@ -31,8 +31,8 @@ def prefill(
     ``s_j = softmax_scale * (q_nope[h] . k_nope_j[h] + q_pe[h] . k_pe_j)``;
     ``lse = ln sum_j exp(s_j)``; ``out = sum_j exp(s_j - lse) * v_j[h]``.
 
-    A query that sees no key, and a padded query, have ``out`` 0 and ``lse`` -inf (S-6). A key that
-    no query sees has no effect (S-9).
+    A query that sees no key, and a padded query, have ``out`` 0 and ``lse`` -inf (S-6). Keys of a
+    row in which no query sees a key have no effect (S-9).
 
     Parameters
     ----------

@@ -83,8 +83,8 @@ def block_keys(
 class PrefixIndex:
     """Blocks with known contents, indexed by key.
 
-    An entry stores the content of its block. A key of two different contents raises an error and is
-    not a hit.
+    An entry stores the content of its block. Two contents with the same key are an error and not a
+    hit.
 
     Parameters
     ----------
@@ -138,8 +138,8 @@ class PrefixIndex:
     def lookup(self, tokens: Sequence[int], extra_keys: Sequence[str] = ()) -> list[int]:
         """Return the cached blocks that a request may reuse, in order (S-13).
 
-        These are the longest run of known blocks from the first block on, with at most ``n - 1``
-        tokens. The last token of a prompt is always computed, because the request needs its output.
+        These are the longest run of known blocks from the first block on, before the block of the
+        last token. That token is always computed, because the request needs its output.
         """
         return self.longest(block_contents(tokens[:-1], self.block_size, extra_keys))
 

@@ -13,8 +13,9 @@ from paged_mla_shared.problem import Mask
 def arrange(config: EngineConfig, number: int, rows: Sequence[Row], mask: Mask) -> Step:
     """Order the rows and pad them to the graph that runs them (S-17).
 
-    A step with a prefill row is not padded. Any other step is padded to the rows of its bucket,
-    with as many tokens per row as the longest row has. An idle step has only padded rows.
+    A step with a prefill row is not padded. Any other step is padded to the rows of its bucket. If
+    this adds rows, the step is also padded to as many tokens per row as its longest row has. An
+    idle step has only padded rows.
     """
     ordered = _ordered(config.order, rows)
     tokens = sum(row.query_len for row in ordered)

@@ -57,7 +57,7 @@ class BlockPool:
         return list(self._cached)
 
     def take_changed(self) -> set[int]:
-        """Return the blocks whose use or contents changed since the last call."""
+        """Return the blocks whose references changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
@@ -70,7 +70,7 @@ class BlockPool:
         return self._refs[block_id]
 
     def lookup(self, contents: Sequence[BlockContent]) -> list[int]:
-        """Return the blocks that hold the longest known run of `contents`."""
+        """Return the blocks of the longest run of known `contents`, from the first content on."""
         return self._index.longest(contents)
 
     def can_take(self, hit: Sequence[int], more: int) -> bool:
@@ -105,7 +105,7 @@ class BlockPool:
         block_ids += self.take(max(blocks_of(tokens, self._span) - len(block_ids), 0))
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Remove one reference to every block; the last block of the list is evicted first."""
+        """Remove one reference to every block; evictions take the last block of the list first."""
         self._changed.update(block_ids)
         for block_id in reversed(block_ids):
             self._refs[block_id] -= 1

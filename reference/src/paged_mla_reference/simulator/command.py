@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "--report",
         type=Path,
         metavar="JSON",
-        help="mark the token on the page at which this conformance report failed",
+        help="mark on the page the token at which a test of this conformance report failed",
     )
     result.add_argument(
         "--save", type=Path, metavar="JSON", help="write the scenario, for --scenario"
@@ -123,13 +123,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def simulate(options: argparse.Namespace) -> str:
-    """Run the schedule of the options; return a summary with the coverage table.
+    """Run the schedule of the options and write its files; return a summary with coverage.
 
     Raises
     ------
     InvalidArgument
-        A file cannot be read or written, the schedule is too much work, or an option has no effect
-        together with the other options.
+        A file or a value is not valid, a file cannot be read or written, the schedule is too much
+        work, or an option has no effect together with the other options.
     """
     if options.log is None:
         refuse_idle(options, _ENGINE, "--log")
@@ -170,7 +170,10 @@ def simulate(options: argparse.Namespace) -> str:
 
 
 def _check_results(steps: list[dict[str, Any]], trace: Trace | None, *, has_page: bool) -> None:
-    """Check that a page or a trace of these steps is not too large, before it is written."""
+    """Check, before writing, that the page and the trace are not too large.
+
+    The outputs of the trace must also be known.
+    """
     if has_page:
         check_page(sum(len(blocks) for step in steps for *_, blocks in step["rows"]))
     if trace is None:

@@ -1,7 +1,7 @@
 """The file format of a trace, for implementations that do not run the simulator.
 
-Version 2 is an ``.npz`` file: a zip of C-contiguous ``.npy`` arrays, version 1.0, which
-``numpy.load`` opens, one array at a time. The first member is ``header.json``::
+Version 2 is an ``.npz`` file: a zip of JSON files and of C-contiguous ``.npy`` arrays, version 1.0.
+``numpy.load`` opens it and reads one array at a time. The first member is ``header.json``::
 
     {"version": 2, "name": ..., "world": ..., "problems": {"causal": {...}, "tree": {...}}}
 
@@ -14,7 +14,8 @@ Each problem is an object of the fields of ``Problem``. Every step is a folder `
 * ``exact_out``, ``exact_lse``: the exact output, float64;
 * ``score_bound``, ``value_bound``, ``turn_error``: the bounds of
   :class:`~paged_mla_reference.rules.attention.Answer` for error budgets, float64;
-* ``rounded_out``, ``rounded_lse``: the output rounded where the rules round.
+* ``rounded_out``, ``rounded_lse``: the output rounded where the rules round; ``rounded_lse`` is
+  float64.
 
 ``q_nope``, ``q_pe``, ``ckv``, ``k_pe`` and ``rounded_out`` are stored as bit patterns: unsigned
 integers with the width of the problem's dtype. Before the first step, every byte of a cache is

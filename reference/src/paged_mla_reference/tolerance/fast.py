@@ -117,7 +117,7 @@ def may_be_fast(problem: Problem, products: str) -> bool:
 def fast_answers(
     problem: Problem, batch: Batch, image: CacheImage, asked: NDArray[np.bool_] | None = None
 ) -> tuple[Answer, Allowance]:
-    """Return the output rounded as with 8-bit products, and the allowance of such products.
+    """Return the output with 8-bit products, and the errors that these products may add.
 
     Parameters
     ----------
@@ -125,7 +125,8 @@ def fast_answers(
     batch : Batch
     image : CacheImage
     asked : bool [T], optional
-        The query tokens to compute, all of them by default.
+        The query tokens to compute, all of them by default. ``out`` and ``lse`` of the other tokens
+        are NaN in both results, unless the token sees no key.
     """
     visible = visibility(problem, batch)
     rounded, allowed = (

@@ -34,7 +34,7 @@ LSES = ("natural", "base 2", "none")
 
 
 NARROWING = ("dtypes", "cache_formats", "num_heads", "block_sizes", "head_dims")
-"""Fields that probing finds by trying one value after the other, unless the claims have them."""
+"""Fields for which probing tries many values, or only the claims' values if there are any."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Served:
         Parameters
         ----------
         values : dict of str to Any
-            Values by the name of the field. A single value is used as a tuple of one element where
-            the field is a tuple.
+            Values by the name of the field. Where the field is a tuple, a value that is no tuple
+            becomes its only element.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class Claims:
     out, lse_layout : str
         The layouts of output and lse, each one of :data:`OUT_LAYOUTS`.
     lse : str
-        The base of the lse, one of :data:`LSES`.
+        The base of the lse, one of :data:`LSES`; "none" if the function returns no lse.
     softmax_scale : float or None
         The fixed scale of a function that has no parameter for the scale; otherwise ``None``.
     served : Served
@@ -142,7 +142,7 @@ class Claims:
     Raises
     ------
     InvalidArgument
-        A field has a word that is not allowed.
+        `kind`, `device`, `lse` or a layout has a word that is not allowed.
     """
 
     target: str
@@ -177,7 +177,10 @@ class Claims:
 
     @property
     def knows_lengths(self) -> bool:
-        """Whether a call passes the number of keys of each row, not only its number of pages."""
+        """Whether a call passes the number of keys of each row, not only its number of pages.
+
+        It is true for functions that append or merge, whose calls have no rows.
+        """
         said = {"seq_lens", "prefix_lens", "kv_last_page_len"} & set(self.roles.values())
         known = bool(self.like) and not self.roles
         return bool(said) or known or self.kind in {"append", "merge"}
@@ -215,7 +218,7 @@ def write(claims: Claims, path: Path) -> None:
     """
     document = asdict(claims)
     lines = [
-        "# Probing found these values. The suite tests the function against them; correct errors.",
+        "# Probing found these values. The suite tests whether they hold. Edit wrong values.",
         f"version = {VERSION}",
         f"factory = {json.dumps(FACTORY)}",
     ]
@@ -230,7 +233,7 @@ def write(claims: Claims, path: Path) -> None:
 
 
 def _lines(items: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return a line of TOML for each item that is not ``None``; JSON spells the values alike."""
+    """Return a line of TOML, with the value as JSON, for each item that is not ``None``."""
     return [f"{name} = {json.dumps(value)}" for name, value in items if value is not None]
 
 
@@ -240,7 +243,8 @@ def read(path: Path) -> Claims:
     Raises
     ------
     InvalidArgument
-        The file cannot be read, or it has a field or a value that :class:`Claims` does not allow.
+        The file cannot be read, has another version, or has a field or a value that
+        :class:`Claims` does not allow.
     """
     document = read_toml(path)
     take_version(document, "version", VERSION, str(path))

@@ -11,12 +11,12 @@ from paged_mla_adapters.judge.arguments import Arguments
 from paged_mla_adapters.judge.claims import Claims
 
 PARTS = ("kv_indptr", "kv_indices", "kv_last_page_len")
-LAYOUTS = ("[blocks, size, D]", "[slots, D]")  # layouts of the cache: lists of blocks, of slots
+LAYOUTS = ("[blocks, size, D]", "[slots, D]")  # of caches; the lists have blocks, or slots
 _UNWRITTEN = -(2**31) + 1  # the initial value of lists that are passed: no legal index or length
 
 
 class WrongLists(AssertionError):
-    """The lists point outside themselves or outside the cache, or have too few pages."""
+    """A range or a page is outside its bounds, or a row has too few pages or keys."""
 
 
 class CsrArguments(Arguments):
@@ -65,7 +65,7 @@ class CsrArguments(Arguments):
         Raises
         ------
         TypeError
-            ``kv_indptr`` or ``kv_indices`` was neither returned nor written.
+            ``kv_indptr`` or ``kv_indices`` was neither returned nor passed to the function.
         """
         found = {name: self._made[name] for name in PARTS if name in self._made}
         if isinstance(result, dict):
@@ -74,7 +74,10 @@ class CsrArguments(Arguments):
             found |= dict(zip(PARTS, result, strict=False))
         if not {"kv_indptr", "kv_indices"} <= set(found):
             kind = type(result).__name__
-            raise TypeError(f"the function returned a {kind}; allowed: kv_indptr and kv_indices")
+            raise TypeError(
+                f"the function returned a {kind}; allowed: kv_indptr and kv_indices, as results or "
+                "as parameters that it writes"
+            )
         return found
 
 
@@ -130,7 +133,7 @@ def _lens(call: Call, lists: dict[str, torch.Tensor], size: int) -> list[int]:
         lens = torch.where(lens > 0, full + last, 0)
     known: list[int] = lens.tolist()
     if min(known, default=0) < 0:
-        raise WrongLists(f"row {known.index(min(known))} has {min(known)} keys")
+        raise WrongLists(f"row {known.index(min(known))} has {min(known)} keys; allowed: >= 0")
     return known
 
 
@@ -138,8 +141,13 @@ def _pages(row: int, indptr: list[int], indices: torch.Tensor, blocks: int) -> t
     """Return the pages of a row, int64."""
     first, last = indptr[row : row + 2]
     if not 0 <= first <= last <= len(indices):
-        raise WrongLists(f"kv_indptr: row {row} has pages {first} to {last} of {len(indices)}")
+        raise WrongLists(
+            f"kv_indptr: row {row} has entries {first} to {last}, but kv_indices has {len(indices)}"
+        )
     pages = indices[first:last].long()
     if len(pages) and not 0 <= int(pages.min()) <= int(pages.max()) < blocks:
-        raise WrongLists(f"kv_indices: row {row} has the page {int(pages.max())} of {blocks}")
+        raise WrongLists(
+            f"kv_indices: row {row}, whose largest page is {int(pages.max())}, has a page outside "
+            f"the {blocks} pages of the cache"
+        )
     return pages

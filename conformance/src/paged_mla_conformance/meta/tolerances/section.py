@@ -33,13 +33,20 @@ def section(verdicts: Sequence[Verdict], cases: int, expressed: int) -> str:
 
 
 def renew(page: Path, text: str) -> None:
-    """Write the section at the end of a page, in place of an older section."""
+    """Write the section at the end of a page.
+
+    It replaces an older section and all text after that section.
+    """
     before = page.read_text().partition(TITLE)[0].rstrip("\n")
     page.write_text(f"{before}\n\n{text}")
 
 
 def _counts(verdicts: Sequence[Verdict]) -> list[int]:
-    """Return the numbers of a line: mutants, different, found, and accepted by each check."""
+    """Return the numbers of a line.
+
+    They count all mutants, mutants with different outputs, and of these the mutants that the
+    budgets find and the mutants that each fixed tolerance accepts.
+    """
     showing = [verdict.found for verdict in verdicts if Check.BITS in verdict.found]
     found = sum(Check.BUDGETS in found for found in showing)
     passed = [sum(check not in found for found in showing) for check in _LET_PASS]
@@ -69,7 +76,7 @@ suite's budgets, and with the tolerances of two other projects.
 
 - FlashInfer-Bench: an element is wrong if its absolute and its relative error are both above 1e-2,
   and no element may be wrong ([source]({bench})). An infinite number is always wrong. Cases in
-  which a right lse is -inf therefore do not run.
+  which a right lse is -inf are therefore not compared with this tolerance.
 - SGLang's attention kit: no error may exceed 3e-2 + 3e-2 times the right value ([source]({kit})).
   The kit compares the output of a layer and no lse; the last column does not compare the lse.
 

@@ -20,9 +20,9 @@ def write(report: dict[str, Any], path: Path) -> None:
 def render(report: dict[str, Any]) -> str:
     """Return the XML document of a JSON report.
 
-    It has a test case for each test, and one named "verdict" if there are reasons against the
-    backend. In JUnit XML a test that is not supported is also a skipped one; its message starts
-    with "not supported".
+    It has a test case for each result, and a test case "verdict" if there are reasons against the
+    backend. Tests that are not supported, and tests whose failure is expected, count as skipped;
+    their message starts with "not supported" or "failed (expected)".
     """
     totals = report["totals"]
     unfinished = bool(report["reasons_against"])
@@ -54,5 +54,6 @@ def _case(suite: ET.Element, group: str, name: str, seconds: float) -> ET.Elemen
 
 
 def _say(case: ET.Element, tag: str, message: str, text: str) -> None:
+    """Add an element to a test case; "?" replaces characters that XML does not allow."""
     said = ET.SubElement(case, tag, message=_NO_XML.sub("?", message))
     said.text = _NO_XML.sub("?", text)

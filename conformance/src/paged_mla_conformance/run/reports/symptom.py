@@ -43,7 +43,7 @@ class Symptom:
     Parameters
     ----------
     rule : str
-        The broken rule; "" if no output was compared.
+        The broken rule; "" if the failure does not show one.
     what : str
         The quantity that is wrong, or the call that failed; may be "".
     kind : str
@@ -79,7 +79,7 @@ def symptom_of(result: Result) -> Symptom:
 
 
 def detail_of(result: Result) -> str:
-    """Return the details of a failed test: the first wrong number, or the error that was raised."""
+    """Return the error of a failed test, without the rule and the quantity that it names."""
     line = error_of(result.message)
     places = list(_RULE.finditer(line))
     return line[places[-1].end() :] if places else _EXCEPTION.sub(r"\1: ", line)
@@ -105,6 +105,6 @@ def _of_exception(line: str) -> str:
 
 
 def _general(text: str) -> str:
-    """Return a text with each number replaced by N, because failures of one bug differ in them."""
+    """Replace each number by N, since failures of one bug differ in numbers; shorten long text."""
     text = _NUMBER.sub("N", text.strip())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} ..."

@@ -11,7 +11,7 @@ from paged_mla_optimized.runtime.kernel_spec import NamedSpec
 
 
 def jobs(_arch: str) -> Iterator[NamedSpec]:
-    """Yield every variant, all with one name."""
+    """Yield variants for several numbers of ranks and interleaves, all with one name."""
     for world, interleave in itertools.product((2, 3, 8), (1, 64)):
         rows = drawn(f"rows {world} {interleave}", ROWS)
         config = config_of(next(types()), SERVED, max_rows=rows)

@@ -22,7 +22,7 @@ from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
 
 _HEAVIEST = 8  # keys that are printed
-_ELEMENTS = 6  # of an output that are printed
+_ELEMENTS = 6  # elements of an output that are printed
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,7 @@ def plain_numbers(record: Any) -> dict[str, Any]:
 
 
 def _told(out: list[float]) -> str:
+    """Return the first elements of an output as text."""
     return " ".join(f"{x:9.5g}" for x in out[:_ELEMENTS]) + (" ..." if len(out) > _ELEMENTS else "")
 
 
@@ -146,15 +147,16 @@ def trace_of(
         It must have lengths, block table, queries and a cache.
     token, head : int
     splits : int
-        The number of parts of equal size, from 1 to the number of keys that the token sees.
+        The number of parts, from 1 to the number of keys that the token sees. Their numbers of keys
+        differ by at most 1.
     spans : int64 [S, 2] or None
-        The first and the last key of each part, instead of `splits` equal parts.
+        The first and the last key of each part, instead of `splits` parts.
 
     Raises
     ------
     InvalidArgument
-        The dump lacks a field, the token or the head does not exist, the token sees no key, or
-        it sees fewer keys than `splits`.
+        The dump lacks a field or is not valid, the token or the head does not exist, the token sees
+        no key, or it sees fewer keys than `splits`.
     """
     step = Step.of(dump)
     batch = step.batch

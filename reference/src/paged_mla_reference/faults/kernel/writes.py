@@ -106,7 +106,7 @@ def chunks_are_written_to_the_first_blocks(problem: Problem, batch: Batch, slots
 
 
 def _planned(oracle: Oracle, change: Callable[[Problem, Batch, Metadata], None]) -> Oracle:
-    """Return an oracle with a changed plan, which batches without slot_mapping also write by.
+    """Return an oracle with a changed plan; append also uses it for batches without slot_mapping.
 
     `change` takes the problem, the batch and the plan, and changes the plan in place.
     """
@@ -153,7 +153,7 @@ def decode_tokens_stay_in_the_block_before(problem: Problem, batch: Batch, plan:
 def long_chunks_are_written_from_the_edge_of_their_block(
     problem: Problem, batch: Batch, plan: Metadata
 ) -> None:
-    """Rows of more than 121 new tokens are written from the start of their first block."""
+    """Rows of over 121 new tokens are written from the start of the first new token's block."""
     size = problem.block_size
     for row in np.flatnonzero((batch.query_lens > 121) & (batch.seq_lens > 0)).tolist():
         span, context = query_spans(batch)[row], context_of(batch, row)

@@ -32,7 +32,7 @@ from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepar
 HEALTHY = "healthy"
 LENGTHS = (1, 2, 17, 63, 64, 65, 66, 100, 129, 200, 300, 1200)
 _LAYERS = 4
-_EVERY, _TOKENS = 8, 17  # all prompts are complete before step 8, and step 16 is the last
+_EVERY, _TOKENS = 8, 17  # prompts are complete before step 8; step 16 is the last dump
 
 
 class ShortLengths(Decode):
@@ -92,15 +92,15 @@ def planted(name: str) -> Iterator[None]:
 
 
 def main() -> int:
-    """Run an engine for each fault; return 1 if one failed, else 0."""
+    """Write a dump of an engine with each chosen fault; return 1 if an engine failed, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("errors", nargs="*", help=", ".join(PLANTED))
+    parser.add_argument("errors", nargs="*", help=f"faults, by default all: {', '.join(PLANTED)}")
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--layer", type=int, default=2, help=f"layer to dump, below {_LAYERS}")
     parser.add_argument("--folder", type=Path, default=Path("out/planted"))
     options = parser.parse_args()
     if unknown := [name for name in options.errors if name not in PLANTED]:
-        parser.error(f"unknown error {unknown[0]}; use one of {', '.join(PLANTED)}")
+        parser.error(f"unknown fault {unknown[0]}; use one of {', '.join(PLANTED)}")
     prepare()
     model = build_model(options.folder / "models", heads=options.heads, layers=_LAYERS)
     failed = 0
