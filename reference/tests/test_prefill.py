@@ -47,6 +47,18 @@ def rows(*lengths, causal=True, spare=2, seed=0):
     )
 
 
+def test_a_key_that_a_query_does_not_see_may_be_nan():
+    """S-4: a weight of 0 times NaN would be NaN; only the last query sees the last key."""
+    clean = rows((9, 5), (4, 4))
+    spoiled = replace(clean, k_nope=clean.k_nope.copy(), v=clean.v.copy())
+    spoiled.k_nope[8], spoiled.v[8] = np.nan, np.nan
+    found, right = prefill(problem_of(), spoiled), prefill(problem_of(), clean)
+    assert np.isnan(found.out[4]).all()
+    assert np.isnan(found.lse[4]).all()
+    for actual, expected in ((found.out, right.out), (found.lse, right.lse)):
+        np.testing.assert_allclose(np.delete(actual, 4, 0), np.delete(expected, 4, 0), rtol=1e-5)
+
+
 def loops(batch):
     """Return out and lse, one number at a time."""
     out = np.zeros((batch.num_tokens, H, V))

@@ -353,7 +353,10 @@ def test_claims_are_read_as_they_were_written(tmp_path: Path):
     path = tmp_path / "out" / "claims.toml"
     served = Served(dtypes=("float16",), head_dims=((512, 64),), num_heads=(16,), padding=False)
     claims = replace(
-        described("Wrapper"), given={"splits": 4, "lse": None}, softmax_scale=0.125, served=served
+        described("Wrapper"),
+        given={"splits": 4, "lse": None, "größe": "\U0001f600"},
+        softmax_scale=0.125,
+        served=served,
     )
     write(claims, path)
     assert read(path) == claims
@@ -456,6 +459,9 @@ def test_options_that_a_claims_file_was_written_without(
         ([f"{FILE}:decode", "--map", "workspace=softmax_scale"], "the softmax scale"),
         ([f"{FILE}:decode", "--set", "zzz=1"], "--set: got zzz; allowed: the parameters q,"),
         ([f"{FILE}:decode", "--served", "num_heads=-4"], "num_heads: got -4; allowed: numbers"),
+        ([f"{FILE}:decode", "--served", "num_heads={4}"], "num_heads: got {4}; allowed: numbers"),
+        ([f"{FILE}:decode", "--served", "products='best'"], "products: got 'best'; allowed: exact"),
+        ([f"{FILE}:decode", "--set", "x={1: 2}"], "--set x: got {1: 2}; allowed: numbers"),
     ],
 )
 def test_a_wrong_command_line(

@@ -31,8 +31,8 @@ def prefill(
     ``s_j = softmax_scale * (q_nope[h] . k_nope_j[h] + q_pe[h] . k_pe_j)``;
     ``lse = ln sum_j exp(s_j)``; ``out = sum_j exp(s_j - lse) * v_j[h]``.
 
-    A query that sees no key, and a padded query, have ``out`` 0 and ``lse`` -inf (S-6). Keys of a
-    row in which no query sees a key have no effect (S-9).
+    A query that sees no key, and a padded query, have ``out`` 0 and ``lse`` -inf (S-6). A key that
+    a query does not see has no effect on its output, even if the key is NaN (S-4, S-9).
 
     Parameters
     ----------
@@ -69,13 +69,31 @@ def prefill(
             k = np.hstack([widen(batch.k_nope[keys, head]), widen(batch.k_pe[keys])])
             v = widen(batch.v[keys, head])
             scores = np.where(seen, problem.softmax_scale * (q @ k.T), -np.inf)  # [q, K]
-            out, lse = weighted_mean(scores, v, problem.dtype, rounding)
+            out, lse = _mean_of_seen(scores, v, seen, problem.dtype, rounding)
             answer.out[tokens, head], answer.lse[tokens, head] = out, lse
             magnitudes = problem.softmax_scale * (np.abs(q) @ np.abs(k).T)  # [q, K]
             answer.score_bound[tokens, head] = np.where(seen, magnitudes, 0.0).max(axis=1)
             largest = np.abs(v).max(axis=1)  # [K]
             answer.value_bound[tokens, head] = np.where(seen, largest, 0.0).max(axis=1)
     return answer
+
+
+def _mean_of_seen(
+    scores: NDArray[np.float64],
+    v: NDArray[np.float64],
+    seen: NDArray[np.bool_],
+    dtype: str,
+    rounding: Rounding,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return :func:`weighted_mean`; a value that a query does not see does not change its mean."""
+    if np.isfinite(v).all():
+        return weighted_mean(scores, v, dtype, rounding)
+    # A weight of 0 times NaN is NaN, so each query gets only the values that it sees.
+    each = [
+        weighted_mean(own[None, pairs], v[pairs], dtype, rounding)
+        for own, pairs in zip(scores, seen, strict=True)
+    ]
+    return np.concatenate([out for out, _ in each]), np.concatenate([lse for _, lse in each])
 
 
 def sees(queries: int, keys: int, *, causal: bool) -> NDArray[np.bool_]:

@@ -6,12 +6,13 @@ Probing writes the file once. Later runs read it and test the function against i
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paged_mla_shared.backend import Capabilities
+from paged_mla_shared.backend import PRODUCTS, Capabilities
 from paged_mla_shared.documents import read_toml, take_version
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.typed import build
@@ -94,6 +95,8 @@ class Served:
         many = {name for name, value in fields.items() if isinstance(value, tuple)}
         for name, value in values.items():
             fields[name] = [value] if name in many and not isinstance(value, tuple) else value
+            if not can_be_written(value):
+                raise InvalidArgument(f"--served {name}", value, "numbers, strings and tuples")
         made: Served = build(Served, json.loads(json.dumps(fields)), "--served")
         dims = tuple(number for pair in made.head_dims for number in pair)
         numbers = {name: getattr(made, name) for name in ("num_heads", "block_sizes")}
@@ -142,7 +145,7 @@ class Claims:
     Raises
     ------
     InvalidArgument
-        `kind`, `device`, `lse` or a layout has a word that is not allowed.
+        `kind`, `device`, `lse`, a layout or the products have a word that is not allowed.
     """
 
     target: str
@@ -171,9 +174,10 @@ class Claims:
             "lse_layout": OUT_LAYOUTS,
             "lse": LSES,
         }
-        for name, allowed in words.items():
-            if getattr(self, name) not in allowed:
-                raise InvalidArgument(name, repr(getattr(self, name)), ", ".join(allowed))
+        found = {name: getattr(self, name) for name in words} | {"products": self.served.products}
+        for name, allowed in {**words, "products": PRODUCTS}.items():
+            if found[name] not in allowed:
+                raise InvalidArgument(name, repr(found[name]), ", ".join(allowed))
 
     @property
     def knows_lengths(self) -> bool:
@@ -234,7 +238,24 @@ def write(claims: Claims, path: Path) -> None:
 
 def _lines(items: Iterable[tuple[str, Any]]) -> list[str]:
     """Return a line of TOML, with the value as JSON, for each item that is not ``None``."""
-    return [f"{name} = {json.dumps(value)}" for name, value in items if value is not None]
+    return [f"{_key(name)} = {_value(value)}" for name, value in items if value is not None]
+
+
+def _key(name: str) -> str:
+    return name if name.isascii() else _value(name)
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # TOML does not allow JSON's escapes of emojis
+
+
+def can_be_written(value: Any) -> bool:
+    """Return whether a claims file can contain a value."""
+    try:
+        tomllib.loads(f"value = {_value(value)}")
+    except (TypeError, ValueError):
+        return value is None
+    return True
 
 
 def read(path: Path) -> Claims:

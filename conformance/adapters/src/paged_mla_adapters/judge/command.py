@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from paged_mla_adapters.judge.claims import Claims, Served, read, write
+from paged_mla_adapters.judge.claims import Claims, Served, can_be_written, read, write
 from paged_mla_adapters.judge.like import LIKE
 from paged_mla_adapters.judge.probing import NOT_CALLABLE, TIMED_OUT, last_call
 from paged_mla_adapters.judge.roles import roles_of
@@ -297,9 +297,12 @@ def _loaded(target: str) -> Callable[..., Any]:
 
 def _value(option: str, name: str, text: str) -> Any:
     try:
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
         raise InvalidArgument(f"{option} {name}", text, "a Python literal, as 4 or 'a'") from error
+    if not can_be_written(value):
+        raise InvalidArgument(f"{option} {name}", text, "numbers, strings, and tuples of these")
+    return value
 
 
 class _NotCallable(Exception):

@@ -146,8 +146,6 @@ def _pages(row: int, indptr: list[int], indices: torch.Tensor, blocks: int) -> t
         )
     pages = indices[first:last].long()
     if len(pages) and not 0 <= int(pages.min()) <= int(pages.max()) < blocks:
-        raise WrongLists(
-            f"kv_indices: row {row}, whose largest page is {int(pages.max())}, has a page outside "
-            f"the {blocks} pages of the cache"
-        )
+        wrong = pages[(pages < 0) | (pages >= blocks)][0]
+        raise WrongLists(f"kv_indices: row {row} has page {wrong}; allowed: 0 to {blocks - 1}")
     return pages

@@ -96,7 +96,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
     parser.add_argument("errors", nargs="*", help=f"faults, by default all: {', '.join(PLANTED)}")
     parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--layer", type=int, default=2, help=f"layer to dump, below {_LAYERS}")
+    parser.add_argument(
+        "--layer", type=int, choices=range(_LAYERS), default=2, help="layer to dump"
+    )
     parser.add_argument("--folder", type=Path, default=Path("out/planted"))
     options = parser.parse_args()
     if unknown := [name for name in options.errors if name not in PLANTED]:
