@@ -114,7 +114,7 @@ def test_a_signature_that_cannot_be_called(names: str, kind: str, message: str):
 
 
 def test_parameters_that_cannot_be_named():
-    with pytest.raises(InvalidArgument, match="a positional-only one"):
+    with pytest.raises(InvalidArgument, match="a positional-only parameter"):
         roles_of([lambda _q, /: None], "attend", {}, {})
     with pytest.raises(InvalidArgument, match="--map: got lens"):
         roles_of([judged.decode], "attend", {"lens": "seq_lens"}, {})

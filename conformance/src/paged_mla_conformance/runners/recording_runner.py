@@ -28,6 +28,14 @@ MOST_BLOCKS = 4096  # larger caches are not recorded whole
 class RecordingRunner(ForwardingRunner):
     """Forwards every call and records the inputs and results of the last step.
 
+    Parameters
+    ----------
+    problem : Problem
+    inner : Runner
+        The runner that receives the calls.
+    asked : callable
+        Takes this runner; it is called before each operation.
+
     Attributes
     ----------
     arrays : dict of str to array
@@ -69,13 +77,16 @@ class RecordingRunner(ForwardingRunner):
         return found
 
     def append(self, batch: Batch) -> None:
-        """Record the cache before and after the append."""
+        """Record the cache before and after the append, and the step's latents after it."""
         self._begin("append", batch)
         self._appending(batch, lambda: self.inner.append(batch))
         self.arrays |= {"ckv_left": batch.ckv.copy(), "k_pe_left": batch.k_pe.copy()}
 
     def attend(self, batch: Batch) -> Output:
-        """Record the output, and the cache after the call."""
+        """Record the output and the cache after the call.
+
+        If the step was not appended, the cache before the call is recorded too.
+        """
         self._begin("attend", batch)
         blocks = self.arrays.get("block_ids")
         if blocks is None:  # nothing was appended
@@ -89,7 +100,7 @@ class RecordingRunner(ForwardingRunner):
         return answer
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Record the gathered latents and keys."""
+        """Record the cache, and the gathered latents and keys."""
         self._begin("gather_context", batch)
         blocks = self._blocks(batch)
         self._keep_cache("after", blocks, self._given(blocks))
@@ -200,11 +211,12 @@ class RecordingRunner(ForwardingRunner):
 
 
 def numpy_dtype_of(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a cache format's rows; rows of mixed types are bytes."""
+    """Return the NumPy dtype of rows, from the element type that ``CacheFormat.row`` names."""
     return np.dtype(np.uint8) if name == "uint8" else numpy_dtype(name)
 
 
 def _asked(operation: Operation) -> Callable[..., Any]:
+    """Return a method that calls :meth:`RecordingRunner.ask` for an operation."""
     return lambda runner, *given: runner.ask(operation, *given)
 
 

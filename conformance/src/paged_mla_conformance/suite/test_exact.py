@@ -1,4 +1,4 @@
-"""A query that sees only one value returns that value (S-22)."""
+"""Queries that see one value have it as their output; short rows have small errors (S-22)."""
 
 from __future__ import annotations
 

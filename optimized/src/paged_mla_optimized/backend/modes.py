@@ -18,7 +18,10 @@ from paged_mla_shared.errors import Unsupported
 
 _LAYER = frozenset({"layer"})
 _OWN_PLANS = _LAYER | {"prefill"}
-"""Operations without modes of a step. The bits of a prefill's row never depend on other rows."""
+"""Operations that plan on their own, so that no mode of a step's plan applies to them.
+
+The batch-invariant modes include prefill: the bits of its rows never depend on other rows.
+"""
 
 
 def batch_invariant() -> TritonBackend:
@@ -27,7 +30,7 @@ def batch_invariant() -> TritonBackend:
 
 
 def portable() -> TritonBackend:
-    """Return the backend on the portable kernels, with their own tiles and fixed splits."""
+    """Return the backend on the portable kernels, batch-invariant, with their own tiles."""
     settings = {"batch_invariant": True}
     return _mode("portable", runner=PortableRunner, left_out=_LAYER, settings=settings)
 
@@ -38,15 +41,18 @@ def graphed() -> TritonBackend:
     Raises
     ------
     Unsupported
-        There is no CUDA device.
+        There is no CUDA device, or Triton's interpreter is active.
     """
-    # Buckets are larger than their steps, so a row that is longer than the step's tokens, or a mask
-    # that is too short, continues inside the bucket.
+    # Illegal steps ("bounded") are left out: buckets are larger than their steps, so a row that is
+    # longer than the step's tokens, or a mask that is too short, continues inside the bucket.
     recorded = {"plan", "append", "attend", "merge"}
     left_out = frozenset(OPERATIONS) - recorded | {"bounded"}
     backend = _mode("graphed", runner=GraphedRunner, left_out=left_out)
     if backend.mode != "gpu":
-        raise Unsupported(f"CUDA graphs on {backend.device} are not supported; use a CUDA device")
+        raise Unsupported(
+            f"CUDA graphs on {backend.device} are not supported; "
+            "use a CUDA device without TRITON_INTERPRET=1"
+        )
     return backend
 
 

@@ -19,7 +19,21 @@ def link_bytes(config: MlaConfig, world: int, num_tokens: int) -> int:
     """Return the bytes that each rank sends, and receives, in an ``attend``.
 
     A rank sends the queries of its heads and the partial results of the other rank's heads to
-    every other rank.
+    every other rank. A rank with one head fewer sends a surplus head.
+
+    Parameters
+    ----------
+    config : MlaConfig
+        The config of the group, with the heads of all ranks.
+    world : int
+        Number of ranks, 1 to ``num_heads``.
+    num_tokens : int
+        T, >= 0.
+
+    Raises
+    ------
+    InvalidArgument
+        An argument is outside its range.
     """
     check_kind("config", config, MlaConfig)
     check_at_least(0, num_tokens=num_tokens)
@@ -55,7 +69,10 @@ class Exchange:
         )
 
     def gather(self, q_nope: torch.Tensor, q_pe: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the queries of all ranks, [T, H, R] and [T, H, P], from those of this rank."""
+        """Return the queries of all ranks, [T, H, R] and [T, H, P], from those of this rank.
+
+        H includes a surplus head of zeros for each rank that has one head fewer than the first.
+        """
         tokens, heads, rank = q_nope.shape
         own = _view(self._own, self._heads, tokens, self._width)
         own[:heads, :, :rank].copy_(q_nope.detach().transpose(0, 1))
@@ -67,7 +84,7 @@ class Exchange:
         return by_token[..., :rank], by_token[..., rank:]
 
     def partials(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the buffers for partial results of all heads: out [T, H, R], lse [T, H]."""
+        """Return the buffers for partial results: out [T, H, R], lse [T, H]; H as in `gather`."""
         out, lse = split_lines(self._config, self._lines(self._sent, num_tokens).flatten(0, 1))
         return out.transpose(0, 1), lse.T
 

@@ -209,7 +209,7 @@ class StepInputs:
         )
 
     def clear(self) -> None:
-        """Make the step idle: no row has a token, so a step reads and writes no token.
+        """Make the step idle: no row has a query token, so a step reads and writes no token.
 
         All lines of named tensors become padding.
         """
@@ -221,7 +221,11 @@ class StepInputs:
             tensor.fill_(self._padding[name])
 
     def poison(self) -> None:
-        """Fill every tensor with invalid values that no step may depend on, such as NaN."""
+        """Fill every tensor with values that no step may depend on.
+
+        The values are NaN, 2^31 - 1 in int32 tensors, and 1 in other tensors. Call :meth:`load` or
+        :meth:`clear` before the next step.
+        """
         for tensor in self.tensors:
             if tensor.is_floating_point():
                 tensor.fill_(torch.nan)
@@ -229,12 +233,13 @@ class StepInputs:
                 tensor.fill_(_NO_BLOCK if tensor.dtype is torch.int32 else 1)
 
     def load(self, step: MlaStep, tokens: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Copy a step into the tensors and pad the rest for every bucket; does not wait.
+        """Copy a step into the tensors and pad the rest for every bucket, without waiting.
 
         Tensors must be on the device, or in pinned host memory and contiguous; a copy from other
         memory waits. The lines of a named tensor after the passed lines are filled with its
         padding. A named tensor that is not passed stays unchanged: if the engine writes it in
-        place, the engine also writes the padding after the step's tokens.
+        place, the engine also writes the padding after the step's tokens. A row with more keys than
+        the block table has space for becomes padding.
 
         With ``PAGED_MLA_CHECK=1`` the values are first checked against the rules, which waits for
         them. A tensor named ``slot_mapping`` then has the slots that tokens are written to.
@@ -251,8 +256,9 @@ class StepInputs:
         ------
         InvalidArgument
             A tensor's shape or dtype is wrong, it is larger than its buffer, it does not have one
-            line for each token, or it overlaps a buffer of the inputs without being that buffer.
-            Nothing has been copied then.
+            line for each token, or it overlaps a buffer of the inputs without being that buffer;
+            a mask is missing or not allowed; a name of `tokens` is unknown; or a checked value
+            breaks a rule. Nothing has been copied then.
         """
         check_kind("step", step, MlaStep)
         check_kind("block_table", step.block_table, torch.Tensor)
@@ -307,7 +313,9 @@ class StepInputs:
         _check_fits("block_table", block_table, (rows, None), self.block_table)
         if (mask is None) != (self.mask is None):
             given, allowed = (None, "a mask") if mask is None else ("a mask", None)
-            raise InvalidArgument("mask", given, f"{allowed}, since the mask is {self.config.mask}")
+            raise InvalidArgument(
+                "mask", given, f"{allowed}, since the config's mask is {self.config.mask}"
+            )
         if mask is not None and self.mask is not None:
             check_kind("mask", mask, torch.Tensor)
             is_packed = mask.ndim == self.mask.ndim == 2
@@ -315,7 +323,7 @@ class StepInputs:
             _check_fits("mask", lines, (None, *self.mask.shape[1:]), self.mask)
         for name, tensor in tokens.items():
             if name not in self.tokens:
-                raise InvalidArgument(name, "a tensor", f"one of the named ones: {[*self.tokens]}")
+                raise InvalidArgument(name, "a tensor", f"tensors with the names {[*self.tokens]}")
             room = self.tokens[name]
             _check_fits(name, tensor, (num_tokens, *room.shape[1:]), room)
         if mask is not None and mask.ndim == 2 and len(mask) < num_tokens:
@@ -359,7 +367,7 @@ def _declaration(name: str, declared: Any) -> tuple[tuple[int, ...], torch.dtype
     if padding is None:
         return tuple(shape), dtype, default
     if not holds:
-        raise InvalidArgument(name, f"padding {padding!r}", f"a number that {dtype} can represent")
+        raise InvalidArgument(name, f"padding {padding!r}", f"a value that {dtype} can represent")
     return tuple(shape), dtype, padding
 
 

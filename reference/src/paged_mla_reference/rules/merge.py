@@ -41,7 +41,10 @@ def merge(partials: Sequence[Output]) -> Output:
 
 
 def merge_unchecked(partials: Sequence[Output]) -> Output:
-    """Merge as :func:`merge` does, without checks: NaN in a partial result gives NaN in the sum."""
+    """Merge as :func:`merge` does, without checks.
+
+    NaN in an ``lse``, or in the ``out`` of a partial result that is not empty, gives NaN.
+    """
     lses = np.stack([widen(partial.lse) for partial in partials])  # [n, T, H]
     outs = np.stack([widen(partial.out) for partial in partials])  # [n, T, H, R]
     empty = np.isneginf(lses)  # [n, T, H]

@@ -15,9 +15,10 @@ from paged_mla_shared.rope import legal_rope
 def rotate(x: NDArray[np.float64], positions: NDArray[np.int64], rope: Rope) -> NDArray[np.float64]:
     """Rotate queries or keys at absolute positions, once and before caching (S-12).
 
-    The function rotates pair i of ``P / 2`` by the angle ``position * frequency[i]``. With
-    interleaved pairing, pair i has the elements ``(2i, 2i + 1)`` (DeepSeek's main attention). With
-    NeoX pairing, it has the elements ``(i, i + P / 2)``. Each result has the place of its input.
+    The function rotates pair i of ``P / 2`` by the angle ``position * frequency[i]``, and
+    multiplies it by :func:`magnitude`. With interleaved pairing, pair i has the elements
+    ``(2i, 2i + 1)`` (DeepSeek's main attention). With NeoX pairing, it has the elements
+    ``(i, i + P / 2)``. Each result has the place of its input.
 
     Parameters
     ----------
@@ -29,6 +30,11 @@ def rotate(x: NDArray[np.float64], positions: NDArray[np.int64], rope: Rope) -> 
     -------
     float64 [T, ..., P]
         Not rounded. Callers round to the problem's dtype.
+
+    Raises
+    ------
+    InvalidArgument
+        A parameter of `rope` is not in its range.
     """
     half = x.shape[-1] // 2
     angles = positions[:, None] * frequencies(rope, x.shape[-1])  # [T, P/2]
@@ -84,8 +90,8 @@ def yarn_softmax_scale(dims: MlaDims, rope: Rope | None = None) -> float:
     """Return the model's softmax scale (S-5).
 
     The scale is ``(N + P) ** -0.5 * mscale(factor, mscale_all_dim) ** 2``, where ``N + P`` is the
-    width of a materialized head. It is never ``(R + P) ** -0.5``: ``R + P`` is the width of an
-    absorbed head.
+    width of a materialized head. Without YaRN, the scale is ``(N + P) ** -0.5``. It is never
+    ``(R + P) ** -0.5``: ``R + P`` is the width of an absorbed head.
 
     Raises
     ------

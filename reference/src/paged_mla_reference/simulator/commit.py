@@ -12,12 +12,12 @@ def commit(seq: Sequence, row: Row) -> list[int]:
 
     Accepted drafts of a chain are in their own slots. Accepted drafts of a tree are in the slots of
     their nodes. So only the root of a tree counts as computed, and a window writes the other
-    accepted tokens again (S-16).
+    accepted tokens again (S-16). A row of the kind ``DRAFT`` does not change its request.
 
     Returns
     -------
     list of int
-        The accepted query tokens of the row; empty if the row has no drafts.
+        The numbers of the accepted query tokens in the row; empty if the row has no drafts.
     """
     accepted: list[int] = []
     if row.kind is Kind.PREFILL:

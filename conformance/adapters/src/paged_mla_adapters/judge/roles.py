@@ -149,19 +149,22 @@ def roles_of(
     mapped : dict of str to str
         The parameter's name by role, from the options ``--map``.
     given : dict of str to Any
-        Values of parameters without a role, from the options ``--set``.
+        Fixed values by the parameter's name, from the options ``--set``. A parameter with a value
+        gets no role.
 
     Returns
     -------
     dict of str to str
-        The role by the parameter's name. A parameter without a role is absent.
+        The role by the parameter's name. A parameter without a role is absent. A name of
+        ``req_to_token`` gives the role ``block_table`` if a parameter has the block size and no
+        parameter has the ids of requests.
 
     Raises
     ------
     InvalidArgument
         A parameter without a default has no role and no value, two parameters of one function have
-        the same role, an option names a role or a parameter that does not exist, or no parameter
-        has a role that this kind of function needs.
+        the same role, an option names a role or a parameter that does not exist, no parameter has
+        a role that this kind of function needs, or a signature is invalid (:func:`parameters_of`).
     """
     parameters = [p for function in functions for p in parameters_of(function)]
     names = list(dict.fromkeys(parameter.name for parameter in parameters))
@@ -178,7 +181,7 @@ def roles_of(
                 f"--set {name}=VALUE gives the parameter a fixed value; "
                 f"--map ROLE={name} gives it its role, one of {', '.join(ALIASES)}"
             )
-            raise InvalidArgument(f"parameter {name}", "a name without a known role", allowed)
+            raise InvalidArgument(f"parameter {name}", "no role and no value", allowed)
     if {"req_to_token", "block_size"} <= set(found.values()) and not _has_ids(found):
         found = {n: "block_table" if r == "req_to_token" else r for n, r in found.items()}
     for function in functions:
@@ -212,8 +215,10 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
         ) from None
     for parameter in found:
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            allowed = "a Python function that calls the target by position and takes names"
-            raise InvalidArgument(f"parameter {parameter.name}", "a positional-only one", allowed)
+            allowed = "a parameter with a name; write a Python function that passes it by position"
+            raise InvalidArgument(
+                f"parameter {parameter.name}", "a positional-only parameter", allowed
+            )
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p for p in found if p.kind not in kinds and p.name != "self"]
 

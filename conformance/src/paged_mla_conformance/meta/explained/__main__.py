@@ -30,7 +30,7 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.folders import make_folders
 from paged_mla_shared.options import whole
 
-MOST_DUMPS = 3  # dumps of a mutant; more than one only until exactly one fault fits all of them
+MOST_DUMPS = 3  # of a mutant; dumps are added until exactly one fault fits all of them
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,11 +52,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     unknown = set(options.names) - set(MUTANTS)
     if unknown:
-        parser.error(f"these mutants do not exist: {sorted(unknown)}")
+        parser.error(
+            f"these mutants do not exist: {sorted(unknown)}; use names of meta.mutants.MUTANTS"
+        )
     try:
         kills = tests_that_kill(options.matrix) if options.matrix else tests_of_the_table()
     except InvalidArgument as error:
-        parser.error(f"--matrix: {error}; nox -s mutants writes one to out/mutants.json")
+        parser.error(f"--matrix: {error}; nox -s mutants writes a matrix to out/mutants.json")
     warnings.simplefilter("ignore")
     results = Results()
     for name, dump in healthy(options.healthy):
@@ -83,6 +85,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _mutant(name: str, tests: list[str], folder: Path | None) -> Case:
+    """Explain dumps of a mutant, and save them if `folder` is passed.
+
+    Only kernel faults get more than one dump.
+    """
     fault = MUTANTS[name]
     if fault.kind is Kind.ENGINE:
         return Case(name, "", why="the schedule is wrong, and the output of the step is right")

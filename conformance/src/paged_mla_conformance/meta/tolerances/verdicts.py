@@ -56,10 +56,10 @@ class Verdict:
 
 
 def verdict(name: str) -> Verdict:
-    """Run attention of a mutant over a filled cache, in every case, until each check refused it.
+    """Run a mutant's attention over a filled cache, in every case, until each check refused it.
 
     All steps of a case run on one runner. An exception counts as refused by each check that applies
-    to the case.
+    to the case. No case runs for a mutant that does not change attention.
     """
     result = Verdict(name)
     if name in MUTANTS and "attend" not in changes(name):
@@ -69,14 +69,14 @@ def verdict(name: str) -> Verdict:
         checks = {check for check in Check if _asks(check, case)} - set(result.found)
         if checks:
             trial = replace(case.trial, backend=backend, checks=[])
-            with np.errstate(all="ignore"):  # wrong answers overflow
+            with np.errstate(all="ignore"):  # wrong outputs overflow
                 noticing = _noticing(checks, trial, case)
             result.found |= dict.fromkeys(noticing, trial.case.dtype_id(trial.dtype))
     return result
 
 
 def _noticing(checks: set[Check], trial: Trial, case: Asked) -> set[Check]:
-    """Return the checks that refuse an output of a backend in a case."""
+    """Return the checks that refuse an output of a backend in a case; all if it raises an error."""
     noticing: set[Check] = set()
     try:
         answers = _answers(trial, case)
@@ -99,7 +99,11 @@ def _answers(trial: Trial, case: Asked) -> list[Output]:
 
 
 def _asks(check: Check, case: Asked) -> bool:
-    """Return whether a check applies to a case; FlashInfer-Bench refuses every infinite lse."""
+    """Return whether a check applies to a case.
+
+    FlashInfer-Bench refuses every infinite lse, so its checks apply only if each right lse is
+    finite.
+    """
     if check not in {Check.BENCH, Check.BENCH_EXPRESSED}:
         return True
     wanted = check is Check.BENCH or case.expressed

@@ -35,9 +35,9 @@ ATTENDED: dict[str, tuple[Case, ...]] = {
 
 
 def expressed(case: Case, definitions: Capabilities = EXPRESSED) -> tuple[Case, list[str]]:
-    """Return a case adapted to the definitions, and a list of what they cannot express of it.
+    """Return a case adapted to the definitions, and a phrase for each property they cannot express.
 
-    The list is empty if a definition can express the case.
+    There are no phrases if a definition can express the case.
 
     Parameters
     ----------

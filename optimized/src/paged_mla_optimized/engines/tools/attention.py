@@ -2,10 +2,10 @@
 
     python -m paged_mla_optimized.engines.tools.attention FOLDER --heads 128
 
-The times show which part of a step is attention. The cells and the number of layers are read from
-``FOLDER/HEADS-*.json``. The kernel runs in a CUDA graph over the bf16 cache of one layer, with
-blocks of 64. Its time, multiplied by the number of layers, is written to
-``FOLDER/HEADS-attention.json``.
+The times show which part of a step is attention. A cell is a number of rows and a context length.
+The cells and the number of layers are read from ``FOLDER/HEADS-*.json``. The kernel runs in a CUDA
+graph over the bf16 cache of one layer, with blocks of 64. Its time, multiplied by the number of
+layers, is written to ``FOLDER/HEADS-attention.json``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def main() -> int:
     timed = [json.loads(path.read_text()) for path in paths if not path.stem.endswith(ATTENTION)]
     if not any(found["cells"] for found in timed):
         parser.error(
-            f"{options.folder} has no cells of {options.heads} heads; run the rate command first"
+            f"{options.folder} has no timed cells of {options.heads} heads; "
+            "run engines.ENGINE.tools.rate with this --folder first"
         )
     [layers] = {found["facts"]["layers"] for found in timed}
     found: dict[str, Any] = {}

@@ -22,6 +22,8 @@ def check_scales_read(
 ) -> None:
     """Raise ``InvalidArgument`` if the scale of a key that is read is 0, negative, NaN or infinite.
 
+    A scale of the whole layer is checked even if no key is read.
+
     Parameters
     ----------
     config : MlaConfig
@@ -64,7 +66,10 @@ def check_scales_read(
 
 
 def check_layer_scale(scale: torch.Tensor | None, layer: int | None = None) -> None:
-    """Raise ``InvalidArgument`` if the one float32 scale of a layer is not finite or not > 0."""
+    """Raise ``InvalidArgument`` if the one float32 scale of a layer is missing, not finite or <= 0.
+
+    The message contains the number `layer`, if there is one.
+    """
     value = np.nan if scale is None else float(scale)
     if not (np.isfinite(value) and value > 0):
         of = "the layer" if layer is None else f"layer {layer}"

@@ -48,7 +48,10 @@ def faults_of_rows(found: Examination) -> Iterator[Hypothesis]:
 
 
 def _with_lengths(times: int) -> Callable[[Oracle], Oracle]:
-    """Add `times` the number of its queries to each row's length; queries stay at its end."""
+    """Return a change that adds `times` the number of its queries to each row's length.
+
+    The queries stay at the end of the row.
+    """
 
     def change(problem: Problem, batch: Batch) -> Batch:
         room = batch.block_table.shape[1] * problem.block_size
@@ -59,7 +62,7 @@ def _with_lengths(times: int) -> Callable[[Oracle], Oracle]:
 
 
 def _with_tables_of(rows: NDArray[np.int64]) -> Callable[[Oracle], Oracle]:
-    """Give each row the table of a row in `rows`, whose numbers wrap around."""
+    """Return a change in which row b reads through the table of row ``rows[b]``, modulo B."""
 
     def change(problem: Problem, batch: Batch) -> Batch:
         tables = batch.block_table[rows % max(batch.num_rows, 1)]
@@ -69,7 +72,11 @@ def _with_tables_of(rows: NDArray[np.int64]) -> Callable[[Oracle], Oracle]:
 
 
 def _tables(batch: Batch, problem: Problem, row: int, other: int) -> Iterator[Hypothesis]:
-    """Return two hypotheses: a row uses the table of another row, or its length."""
+    """Return up to two hypotheses: a row uses the table, or the length, of another row.
+
+    The other row's blocks must suffice for the row. Its length must be at most the row's, and must
+    include the row's queries.
+    """
     lengths = [int(batch.seq_lens[row]), int(batch.seq_lens[other])]
     have = blocks_of(lengths[1], problem.block_size)
     if blocks_of(lengths[0], problem.block_size) <= have:
@@ -81,6 +88,8 @@ def _tables(batch: Batch, problem: Problem, row: int, other: int) -> Iterator[Hy
 
 
 def _reading_row(row: int, other: int, name: str) -> Callable[[Oracle], Oracle]:
+    """Return a change in which a row has another row's line of the batch's array `name`."""
+
     def change(_: Problem, batch: Batch) -> Batch:
         array = getattr(batch, name).copy()
         array[row] = array[other]
@@ -90,7 +99,10 @@ def _reading_row(row: int, other: int, name: str) -> Callable[[Oracle], Oracle]:
 
 
 def _answers(found: Examination, token: int) -> Iterator[Hypothesis]:
-    """Return the token, or the head, whose right output is nearest to a wrong token's output."""
+    """Return hypotheses in which a wrong token, or a wrong head, has the output of another.
+
+    The other token, or the other head of the same token, is the one whose right output is nearest.
+    """
     step, right = found.step, found.right
     assert right is not None
     assert step.batch is not None
@@ -115,6 +127,8 @@ def _answers(found: Examination, token: int) -> Iterator[Hypothesis]:
 
 
 def _moving(token: int, other: int) -> Callable[[Oracle], Oracle]:
+    """Return a change in which a token has the output of another token."""
+
     def change(_p: Problem, _b: Batch, answer: Output) -> Output:
         answer.out[token], answer.lse[token] = answer.out[other], answer.lse[other]
         return answer

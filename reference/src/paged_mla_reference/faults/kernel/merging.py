@@ -151,7 +151,7 @@ def merge_in_half_precision(partials: Partials) -> Partials:
 
 @kernel_fault(FaultClass.LAYOUT, "S-8", cites="vllm@FLASH_ATTN_MLA", through=_merging)
 def merge_reads_lse_as_heads_by_tokens(partials: Partials) -> Partials:
-    """The lse of partial results is read as [H, T] instead of [T, H]."""
+    """The lse of partial results is stored as [H, T] and read as [T, H]."""
     return [Output(p.out, np.ascontiguousarray(p.lse.T).reshape(p.lse.shape)) for p in partials]
 
 
@@ -181,7 +181,7 @@ def tied_partials_count_once(oracle: Oracle) -> Oracle:
 
 
 def _without(partial: Output, chosen: NDArray[np.bool_]) -> Output:
-    """Return a partial result that is also empty where it is chosen, bool [T, H] or [T, 1]."""
+    """Return a partial result that is also empty where `chosen`, bool [T, H] or [T, 1], is true."""
     return Output(partial.out, np.where(chosen, np.float32(-np.inf), partial.lse))
 
 

@@ -60,7 +60,7 @@ def the_first_query_of_a_tile_does_not_see_itself(
 def non_causal_rows_end_with_their_query_tile(
     problem: Problem, batch: Batch, row: int, seen: Seen
 ) -> Seen:
-    """Without a causal mask, a tile of 32 queries sees no key after its last query's key."""
+    """With a non-causal mask, a tile of 32 queries sees no key after its last query's key."""
     if problem.mask is not Mask.NON_CAUSAL:
         return seen
     end = context_of(batch, row) + (np.arange(len(seen)) // 32 + 1) * 32

@@ -7,7 +7,7 @@ vLLM's own backends with ``VLLM_BATCH_INVARIANT=1``, and this backend without it
 cache. Prompts of different lengths are processed whole, except in the workloads with chunks, where
 the other rows of a step decide where a prompt is split; these are not required to keep their bits.
 The workloads that are required to keep them launch the norms of sums for few tokens at a time,
-because vLLM 0.25 rounds a token in another order in launches of 256 tokens or more
+because vLLM 0.25 sums a token's squares in another order in launches of 256 tokens or more
 (https://github.com/vllm-project/vllm/issues/48271). A line has, for each mix of prompts, the number
 of prompts whose logprobs equal those of the prompt alone, and the lengths of the other prompts. The
 exit status is 1 if a workload that is required to keep its bits did not.
