@@ -88,11 +88,10 @@ class RecordingRunner(ForwardingRunner):
         If the step was not appended, the cache before the call is recorded too.
         """
         self._begin("attend", batch)
-        blocks = self.arrays.get("block_ids")
-        if blocks is None:  # nothing was appended
+        blocks = self._blocks(batch)
+        if not {"cache_before", "bytes_before"} & set(self.arrays):  # nothing was appended
             for name in ("ckv", "k_pe", "slot_mapping"):
                 self.arrays.pop(name, None)
-            blocks = self._blocks(batch)
             self._keep_cache("before", blocks, self._given(blocks))
         answer = self.inner.attend(batch)
         self._keep_cache("after", blocks, self.inner.read_cache(blocks))
@@ -135,7 +134,8 @@ class RecordingRunner(ForwardingRunner):
         self.calls.append(("layer", (batch,)))
         self._keep_step(batch.step)
         step = self.arrays
-        step["layer_q_nope"] = step.pop("q_nope")
+        if "q_nope" in step:  # a second call for the same step lacks it
+            step["layer_q_nope"] = step.pop("q_nope")
         step["kv_b_proj"] = batch.kv_b_proj
         step["absorbed_rows"] = np.array(batch.absorbed_rows, np.int32)
         step["workspace"] = np.array(batch.workspace, np.int64)
@@ -151,7 +151,10 @@ class RecordingRunner(ForwardingRunner):
             "partial_lse": np.stack([part.lse for part in partials]),
         }
         merged = self.inner.merge(partials)
-        self.arrays = parts | {"out": merged.out.copy(), "lse": merged.lse.copy()}
+        self._batch, self.arrays = (
+            None,
+            parts | {"out": merged.out.copy(), "lse": merged.lse.copy()},
+        )
         return merged
 
     def ask(self, operation: Operation, batch: Batch, *others: Any) -> Any:
