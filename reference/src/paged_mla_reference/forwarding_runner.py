@@ -14,7 +14,7 @@ from paged_mla_shared.problem import Problem
 
 
 class ForwardingRunner(Runner):
-    """Runner that forwards every operation of the protocol to a correct runner.
+    """Runner that forwards every operation of the protocol to another runner.
 
     Parameters
     ----------
@@ -36,6 +36,8 @@ class ForwardingRunner(Runner):
 
 
 def _handed_on(name: str) -> Callable[..., Any]:
+    """Return a method that forwards calls of the operation `name` to the inner runner."""
+
     def hand_on(self: ForwardingRunner, *given: Any) -> Any:
         return getattr(self.inner, name)(*given)
 

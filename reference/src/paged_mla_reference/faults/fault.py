@@ -105,7 +105,7 @@ class Fault:
 
 
 Declare = Callable[[Callable[..., Any]], Fault]
-"""A decorator: makes a function or class the change of a fault with its name and docstring."""
+"""A decorator that makes a function or class the change of a fault with its name and docstring."""
 
 
 def kernel_fault(
@@ -144,7 +144,10 @@ def runner_fault(
     akin: str = "",
     shows: Shows = Shows.ANSWERS,
 ) -> Declare:
-    """Declare a fault of a runner; the parameters are those of :func:`kernel_fault`."""
+    """Declare a fault of a runner.
+
+    `shows` is that of :class:`Fault`; the other parameters are those of :func:`kernel_fault`.
+    """
     return _declare(Kind.RUNNER, fault_class, rules, (cites, akin), shows)
 
 
@@ -155,7 +158,10 @@ def engine_fault(
     akin: str = "",
     shows: Shows = Shows.ANSWERS,
 ) -> Declare:
-    """Declare a fault of an engine; the parameters are those of :func:`kernel_fault`."""
+    """Declare a fault of an engine.
+
+    `shows` is that of :class:`Fault`; the other parameters are those of :func:`kernel_fault`.
+    """
     return _declare(Kind.ENGINE, fault_class, rules, (cites, akin), shows)
 
 
@@ -166,6 +172,7 @@ def _declare(
     reports: tuple[str, str],
     shows: Shows,
 ) -> Declare:
+    """Return a decorator that makes a fault; `reports` are the texts `cites` and `akin`."""
     cites, akin = reports
 
     def declare(change: Callable[..., Any]) -> Fault:
@@ -199,6 +206,6 @@ def faults_of(modules: Iterable[ModuleType]) -> dict[str, Fault]:
             if not isinstance(value, Fault):
                 continue
             if value.name in found:
-                raise ValueError(f"two faults have the name {value.name!r}")
+                raise ValueError(f"two faults have the name {value.name!r}; rename one")
             found[value.name] = value
     return found

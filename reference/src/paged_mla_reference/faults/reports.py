@@ -97,7 +97,10 @@ def link(citation: str) -> str:
     """
     found = _NUMBER.fullmatch(citation) or _PLACE.fullmatch(citation)
     if found is None or found["project"] not in PROJECTS:
-        raise ValueError(f"citation {citation!r} does not name a project of PROJECTS")
+        raise ValueError(
+            f"citation {citation!r} does not name a project of PROJECTS; write project#number, "
+            "project@commit or project@word"
+        )
     repository = f"https://github.com/{PROJECTS[found['project']]}"
     if "#" in citation:
         return f"{repository}/issues/{found['number']}"

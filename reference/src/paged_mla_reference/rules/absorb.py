@@ -80,4 +80,5 @@ class UpProjection:
 
 
 def _handed_on(x: Array, dtype: str, rounding: Rounding) -> NDArray[Any]:
+    """Return an intermediate result, which ``Rounding.SPEC`` rounds to `dtype`."""
     return x if rounding is Rounding.EXACT else round_to(x, dtype)

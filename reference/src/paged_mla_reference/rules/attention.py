@@ -43,8 +43,8 @@ class Answer:
     value_bound : float64 [T, H]
         Largest ``|ckv|`` over the visible keys; 0 where the query sees no key.
     turn_error : float64 [T, H]
-        Largest change of a score if one rotated element, of the query or of a visible key, is
-        rounded to its other neighbor (S-12); 0 without a rope.
+        Bound of the change of a score if one rotated element, of the query or of a visible key, is
+        rounded to its other neighbor (S-12); 0 without a rope or a visible key.
     """
 
     out: NDArray[np.float64]

@@ -105,6 +105,7 @@ def copy_slots(
 
 
 def _read(image: CacheImage, slots: NDArray[np.int64]) -> Slots:
+    """Return `slots` in a copy of the blocks that contain them."""
     block_ids, block = np.unique(slots // image.layout.block_size, return_inverse=True)
     return Slots(image.layout, image.read(block_ids), block, slots % image.layout.block_size)
 

@@ -35,7 +35,7 @@ ENCODINGS = {**PLAIN, **FP8}
 
 
 def as_cached(layout: CacheLayout, ckv: NDArray[Any], k_pe: NDArray[Any]) -> Tokens:
-    """Return tokens [n, R] and [n, P] as the cache stores them if they share no scale."""
+    """Return the values that a cache holds of tokens [n, R] and [n, P] that share no scale."""
     alone = replace(layout, block_size=GROUPS_PER_BLOCK)  # a block, so a scale group, per token
     blocks = np.zeros((len(ckv), alone.block_bytes), np.uint8)
     every = np.arange(len(ckv))

@@ -70,8 +70,8 @@ def layer(
 def split_rows(step: Batch, rows: int) -> tuple[Batch, Batch]:
     """Return a step of the first `rows` rows, and a step of the other rows and the padded tokens.
 
-    Both steps keep the mask of `step`. A step with a mask has only absorbed rows, so the first step
-    then has all rows.
+    Both steps keep the mask of `step`, and neither has a slot mapping. A step with a mask has only
+    absorbed rows, so the first step then has all rows.
     """
     tokens = int(step.cu_seqlens_q[rows])
     halves = []

@@ -32,7 +32,7 @@ def draw(explanation: Explanation, maps: Maps, path: Path) -> None:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError as error:
         allowed = "pip install 'paged-mla[pictures]', or --html"
-        raise InvalidArgument("--png", "no matplotlib", allowed) from error
+        raise InvalidArgument("--png", "an installation without matplotlib", allowed) from error
     figure: Any = Figure(figsize=(13, 12), layout="constrained")
     title = "\n".join(textwrap.wrap(f"{explanation.verdict} {explanation.cause}", 130)[:5])
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
@@ -60,6 +60,7 @@ def _matrix(
     title: str,
     colours: tuple[str, float, float],
 ) -> None:
+    """Draw a matrix; `colours` is a colormap, and the values of its first and last color."""
     axes.set_title(title, fontsize=9)
     if not lines:
         axes.set_axis_off()

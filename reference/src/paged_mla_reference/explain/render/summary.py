@@ -18,7 +18,11 @@ _SHADES = " .:-=+*#%@"
 
 
 def summary(explanation: Explanation, maps: Maps | None, *, colour: bool) -> str:
-    """Return an explanation as text; `colour` adds terminal colors to the outcomes of checks."""
+    """Return an explanation as text.
+
+    `maps` adds the errors of rows and heads. `colour` adds terminal colors to the outcomes of
+    checks.
+    """
     found = explanation.found
     problem = found.step.dump.problem
     batch = found.step.batch

@@ -31,7 +31,7 @@ class Number:
 
     @property
     def error(self) -> float:
-        """The absolute difference; infinite if the two differ and are not both finite."""
+        """The absolute difference; infinite if a value is NaN or only one is infinite."""
         if math.isfinite(self.right) and math.isfinite(self.tapped):
             return abs(self.right - self.tapped)
         return 0.0 if self.right == self.tapped else math.inf
@@ -48,7 +48,8 @@ class PartComparison:
     highest, total, lse : Number
         The largest score, the sum of ``exp(s - highest)``, and the lse of the part.
     out_error : float
-        The largest error of the elements of the part's out.
+        The largest error of the elements of the part's out; NaN if the rules have no part with
+        these keys.
     """
 
     first: int
@@ -118,12 +119,12 @@ def compare_taps(dump: Dump, taps: Taps) -> TapComparison:
     Raises
     ------
     InvalidArgument
-        As :func:`~paged_mla_reference.explain.render.trace.trace_of`; or the dims of the taps are
-        not those of the dump.
+        As :func:`~paged_mla_reference.explain.render.trace.trace_of`; or the out of the taps has
+        another number of elements than the dump's latents.
     """
     rank = dump.problem.dims.kv_lora_rank
     if len(taps.out) != rank:
-        raise InvalidArgument("taps", f"out of {len(taps.out)} elements", f"{rank}, as in the dump")
+        raise InvalidArgument("taps", f"{len(taps.out)} elements of out", f"{rank}, as in the dump")
     trace = trace_of(dump, taps.token, taps.head, spans=taps.spans)
     right = dict(zip(trace.keys, zip(trace.scores, trace.weights, strict=True), strict=True))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -156,4 +157,5 @@ def _part(right: Part | None, taps: Taps, number: int) -> PartComparison:
 
 
 def _largest(right: list[float], tapped: np.ndarray) -> float:
+    """Return the largest absolute difference of two vectors."""
     return float(np.abs(np.array(right) - tapped).max())

@@ -93,7 +93,7 @@ def a_live_block_is_evicted() -> Patch:
 
 @engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1050 TensorRT-LLM#12673")
 def partial_blocks_are_published() -> Patch:
-    """A block is put into the prefix cache before its last token is written."""
+    """If only one token needs a new block, the row's last block is used again, even if cached."""
     right = BlockPool.grow
 
     def grow(pool: BlockPool, block_ids: list[int], tokens: int) -> None:

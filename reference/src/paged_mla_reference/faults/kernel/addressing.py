@@ -45,6 +45,8 @@ def wrapping(bits: int, *, of_bytes: bool = False) -> Callable[[Problem, Batch],
 
 
 def _writing_wrapped(bits: int) -> Any:
+    """Return a change of slots after which their element offsets keep only `bits` low bits."""
+
     def change(problem: Problem, _: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         block, index = np.divmod(slots, problem.block_size)
         landed = _wrapped(problem, block, bits, of_bytes=False) * problem.block_size + index
@@ -88,7 +90,7 @@ def write_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
 def _named(
     oracle: Oracle, change: Callable[[Problem, Batch, NDArray[np.int64]], NDArray[np.int64]]
 ) -> Oracle:
-    """Change the slots in the batch's slot_mapping; slots derived from the table stay right."""
+    """Return an oracle whose append changes the slots of slot_mapping, but no derived slots."""
 
     def other_slots(problem: Problem, batch: Batch) -> Batch:
         if batch.slot_mapping is None:
@@ -151,7 +153,7 @@ def own_keys_are_read_from_named_slots(oracle: Oracle) -> Oracle:
 
 
 def _keeping_bits(oracle: Oracle, bits: int) -> Oracle:
-    """Let attention keep only `bits` low bits of block ids."""
+    """Return an oracle whose attention keeps only `bits` low bits of block ids."""
     return with_batch(oracle, lambda _, b: replace(b, block_table=b.block_table & (2**bits - 1)))
 
 
@@ -199,6 +201,7 @@ def _seen_with(image: CacheImage, token_padding: int, block_padding: int) -> Cac
 
 
 def _dense_tokens(image: CacheImage) -> CacheImage:
+    """Return a cache of the same bytes whose tokens are contiguous in each block."""
     layout = image.layout
     slack = layout.block_stride - layout.block_size * layout.token_bytes
     return _seen_with(image, 0, slack)

@@ -1,4 +1,4 @@
-"""Small changes from which faults are built; each returns an oracle with one function replaced."""
+"""Small changes from which faults are built: oracles with one wrong function, and helpers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def answering(oracle: Oracle, change: Callable[[Problem, Batch, Output], Output]
 
 
 def masked_below_a_sentinel(answer: Output) -> Output:
-    """Treat queries with an lse below -5e4 as masked, in place."""
+    """Set out to 0 and lse to -5e4 where the lse is finite and below -5e4, in place."""
     below = (answer.lse < -5e4) & np.isfinite(answer.lse)
     answer.out[below], answer.lse[below] = 0, -5e4
     return answer

@@ -92,7 +92,7 @@ def rows_without_queries_take_a_token(_p: Problem, batch: Batch, answer: Output)
 
 
 def _ending(oracle: Oracle, first: int) -> Oracle:
-    """Return an oracle that processes no row after the first padded row from `first` on."""
+    """Return an oracle in which out is 0 from the first padded row on, starting at row `first`."""
 
     def change(_p: Problem, batch: Batch, answer: Output) -> Output:
         padded = first + np.flatnonzero(batch.seq_lens[first:] == 0)
@@ -142,7 +142,10 @@ def padded_queries_spoil_a_shared_maximum(_p: Problem, batch: Batch, answer: Out
 
 
 def _leaking(oracle: Oracle, poisoned: Any) -> Oracle:
-    """Return an oracle that adds 0 times the contents of unread slots to a row's outputs."""
+    """Return an oracle that adds 0 times all latents of some blocks to a row's outputs.
+
+    `poisoned` takes the problem, the batch and the row, and returns the ids of these blocks.
+    """
 
     def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
         answer = oracle.attend(problem, batch, image)

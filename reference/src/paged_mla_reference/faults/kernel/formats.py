@@ -57,7 +57,7 @@ def _as_they_are(scales: Scales) -> Scales:
 
 
 def _storing(oracle: Oracle, name: str, value: Any) -> Oracle:
-    """Return an oracle whose appends use another function of :mod:`fp8`."""
+    """Return an oracle whose appends use `value` as the function `name` of :mod:`fp8`."""
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         with patched((fp8, name, value)):
@@ -77,6 +77,7 @@ def flushed(x: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _is_flat(problem: Problem) -> bool:
+    """Return whether the cache format has one scale for the layer."""
     return problem.layout.format.scale_tensor is ScaleTensor.SCALAR
 
 

@@ -1,4 +1,4 @@
-"""Faults of layers: between groups of rows, or between chunks of their keys (S-21)."""
+"""Faults of layers: of their rows, weights, masks and chunks of keys (S-21)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from paged_mla_shared.problem import Mask, Output, Problem
 def _with(
     oracle: Oracle, parts: Parts = chunked.parts_of, join: Join = chunked.merge_parts
 ) -> Oracle:
+    """Return an oracle whose layers cut keys by `parts` and merge outputs by `join`."""
+
     def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
         return layer(problem, batch, image, parts, join)
 

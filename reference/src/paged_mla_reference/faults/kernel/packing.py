@@ -171,7 +171,7 @@ def queries_of_a_folded_tile_are_counted_from_its_first(oracle: Oracle) -> Oracl
 
 @kernel_fault(FaultClass.MIXED, "S-5", "S-6", "S-7", through=answering)
 def decode_rows_are_put_back_in_another_order(_p: Problem, batch: Batch, answer: Output) -> Output:
-    """More than 7 decode rows are sorted by length, and their outputs are not restored."""
+    """More than 7 decode rows are sorted by length, and their outputs are sorted once more."""
     rows = batch.num_rows
     if rows > 7 and (batch.query_lens == 1).all():
         order = np.argsort(-batch.seq_lens, kind="stable")

@@ -185,6 +185,7 @@ def keys_past_the_row_weigh_zero(batch: PrefillBatch, answer: Output) -> Output:
 
 
 def _whole_tiles(lens: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return lengths rounded up to multiples of 64, but at most `most`."""
     return np.minimum(-(-lens // TILE) * TILE, most)
 
 

@@ -95,6 +95,7 @@ def rope_part_is_not_scaled(problem: Problem, batch: Batch) -> Batch:
 
 
 def _scale_of_plain_cache(problem: Problem) -> float:
+    """Return the layer's scale if the cache format has no scales, and 1 otherwise."""
     return problem.cache_scale if problem.layout.format.is_plain else 1.0
 
 

@@ -29,6 +29,8 @@ Array = NDArray[np.float64]
 
 
 def _with_keys(oracle: Oracle, change: Callable[[Array], Array]) -> Oracle:
+    """Return an oracle in which a query attends to changed keys, [K, R+P]."""
+
     def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
         return attend_one(problem, query, change(keys), rounding)
 
@@ -231,6 +233,7 @@ def split_partials_are_rounded(oracle: Oracle) -> Oracle:
 
 
 def _of_rounded_halves(whole: QueryAnswer, halves: list[QueryAnswer]) -> Array:
+    """Return the merged out of two halves, each rounded to float16."""
     outs = [widen(round_to(half[0], "float16")) for half in halves]
     weights = [np.exp(half[1] - whole[1])[:, None] for half in halves]
     return outs[0] * weights[0] + outs[1] * weights[1]

@@ -232,6 +232,7 @@ def a_chunk_of_one_token_is_decoded(_: Problem, batch: Batch) -> Batch:
 
 
 def _is_mixed(batch: Batch) -> bool:
+    """Return whether a step has rows of one token and rows of several tokens."""
     live = batch.query_lens[batch.query_lens > 0]
     return bool((live == 1).any() and (live > 1).any())
 
@@ -290,7 +291,7 @@ def answers_stay_in_decode_first_order(_p: Problem, batch: Batch, answer: Output
 
 @kernel_fault(FaultClass.MIXED, "S-1", "S-9", *READ_EMPTY, cites="vllm#51848", through=answering)
 def tables_are_indexed_by_query_token(_p: Problem, batch: Batch, answer: Output) -> Output:
-    """The block table is indexed by query token, so that tokens after the last row see no keys."""
+    """The block table is indexed by query token: tokens past the number of rows see no keys."""
     rows, live = batch.num_rows, int(batch.cu_seqlens_q[-1])
     answer.out[rows:live], answer.lse[rows:live] = 0, -np.inf
     return answer

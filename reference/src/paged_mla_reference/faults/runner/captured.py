@@ -60,7 +60,7 @@ class LengthsAreThoseOfTheFirstStep(ForwardingRunner):
     first: NDArray[np.int32] | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Use the first step's lengths, but at most the cached ones."""
+        """Limit rows to the first step's lengths, but to at least as many keys as queries."""
         if self.first is None:
             self.first = batch.seq_lens.copy()
         if len(self.first) == len(batch.seq_lens):
@@ -102,7 +102,7 @@ class RowsPastTheFirstStepsAreNotServed(ForwardingRunner):
 
 
 def _unanswered_past(answer: Output, batch: Batch, count: int) -> Output:
-    """Return the output, emptied after the first `count` queries of each row."""
+    """Empty the output after the first `count` queries of each row, in place, and return it."""
     for span in query_spans(batch):
         answer.out[span][count:] = 0
         answer.lse[span][count:] = -np.inf
@@ -251,7 +251,7 @@ class QueryPositionsAreThoseOfTheFirstStep(ForwardingRunner):
     def quantize_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Use the first step's lengths, but at most the cached ones."""
+        """Limit rows to the first step's lengths, but to at least as many keys as queries."""
         if self.lengths is None:
             self.lengths = batch.seq_lens.copy()
         if len(self.lengths) == batch.num_rows:

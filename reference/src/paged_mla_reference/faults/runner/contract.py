@@ -116,7 +116,7 @@ class PackedTreesAreNotLookedAt(ForwardingRunner):
     """Packed masks are not validated: nodes may not see themselves, or may see later nodes."""
 
     def attend(self, batch: Batch) -> Output:
-        """Raise errors only about other masks."""
+        """Return zeros instead of an error about nodes of a packed mask."""
         try:
             return self.inner.attend(batch)
         except ValueError as error:
@@ -145,7 +145,7 @@ class EveryRankWritesEverything(ForwardingRunner):
     """Every rank writes all tokens, also those that it does not own."""
 
     def append(self, batch: Batch) -> None:
-        """Write every token to the slot derived from the table."""
+        """Write to every slot derived from the table, once."""
         if batch.slot_mapping is not None:
             derived = self.inner.plan(batch).slot_mapping
             _, first = np.unique(derived, return_index=True)
@@ -246,6 +246,7 @@ def _spoil_rotated(
 
 
 def _mark_a_free_block(problem: Problem, inner: Runner, batch: Batch) -> None:
+    """Change a byte of a block that is not in the block table, if the cache is small."""
     if problem.layout.num_blocks > _MOST_BLOCKS:
         return
     free = np.setdiff1d(np.arange(problem.layout.num_blocks), batch.block_table)

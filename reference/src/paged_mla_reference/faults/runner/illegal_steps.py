@@ -21,7 +21,7 @@ SHOWS = ("S-2", "S-1", "S-3", "S-6", "S-9", "S-10")  # detect rows that should b
 
 
 class _TakesAnotherStep(ForwardingRunner):
-    """Every method uses the step that :meth:`taken` returns."""
+    """Plans, appends, attention and gathers use the step that :meth:`taken` returns."""
 
     def taken(self, batch: Batch) -> Batch:
         """Return the changed step."""
