@@ -72,6 +72,15 @@ def test_a_key_that_the_kernel_did_not_see_comes_first(
     assert json.loads(capsys.readouterr().out)["scores"]["77"]["tapped"] is None
 
 
+def test_a_part_with_a_key_too_many_has_its_right_values():
+    """S-4: a kernel that reads key 130 of 130 keys is compared with the part from key 64 on."""
+    dump = dumped()
+    last = compare_taps(dump, tapped(dump, ((0, 63), (64, 130)))).parts[-1]
+    assert (last.first, last.last) == (64, 130)
+    assert last.total.error < 1e-5
+    assert last.out_error < 1e-5
+
+
 @pytest.mark.parametrize("spans", [((0, 63),), ((0, 63), (0, 129)), ()])
 def test_parts_that_are_not_all_keys(spans: tuple[tuple[int, int], ...]):
     """S-8: the correct output is over all keys, for any parts of the kernel."""

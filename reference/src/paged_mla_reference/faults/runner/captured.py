@@ -64,8 +64,9 @@ class LengthsAreThoseOfTheFirstStep(ForwardingRunner):
         if self.first is None:
             self.first = batch.seq_lens.copy()
         if len(self.first) == len(batch.seq_lens):
-            kept = np.minimum(self.first, batch.seq_lens)
-            batch = replace(batch, seq_lens=np.maximum(kept, batch.query_lens).astype(np.int32))
+            kept = np.maximum(np.minimum(self.first, batch.seq_lens), batch.query_lens)
+            kept *= batch.seq_lens > 0  # padded rows may have queries
+            batch = replace(batch, seq_lens=kept.astype(np.int32))
         return self.inner.attend(batch)
 
 
