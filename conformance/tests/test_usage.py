@@ -23,7 +23,7 @@ from paged_mla_conformance.run.status import BROKEN_BACKEND
         (("--dtypes", ""), "--dtypes: got ''"),
         (("--workers", "many"), "--workers: got 'many'; allowed: auto, 0, 1"),
         (("--workers", "-1"), "--workers: got '-1'"),
-        (("--timeout", "0"), "--timeout: got '0'; allowed: a number > 0"),
+        (("--timeout", "0"), "--timeout: got '0'; allowed: a finite number > 0"),
         (("--timeout", "soon"), "--timeout: got 'soon'"),
         (("--pdb", "--workers", "2"), "--pdb needs --workers 0"),
         (("-v", "--workers", "2"), "-v needs --workers 0"),
@@ -105,7 +105,7 @@ def test_an_error_before_a_run_is_one_line(arguments: tuple[str, ...], message: 
     ("factory", "message"),
     [
         ("absent", "has no attribute 'absent'"),
-        ("no-callable", "got an int; allowed: a callable"),
+        ("no-callable", "got an object of type int; allowed: a callable"),
         ("no-backend", "a NoneType without the attributes name, version, mode, device"),
         ("a-string", "a str without the attributes name, version, mode, device"),
         ("exits", "raised SystemExit: 0"),

@@ -455,7 +455,7 @@ def test_options_that_a_claims_file_was_written_without(
         ([f"{FILE}:decode", "--map", "q"], "allowed: NAME=VALUE"),
         ([f"{FILE}:decode", "--set", "x=a b"], "a Python literal"),
         ([f"{FILE}:decode", "--served", "heads=16"], "--served: got an unknown field"),
-        ([f"{FILE}:decode", "--scale", "-1"], "a number > 0"),
+        ([f"{FILE}:decode", "--scale", "-1"], "a finite number > 0"),
         ([f"{FILE}:decode", "--map", "workspace=softmax_scale"], "the softmax scale"),
         ([f"{FILE}:decode", "--set", "zzz=1"], "--set: got zzz; allowed: the parameters q,"),
         ([f"{FILE}:decode", "--served", "num_heads=-4"], "num_heads: got -4; allowed: numbers"),

@@ -75,7 +75,7 @@ class CacheCall(AnyCall):
     room : Room
     problem : Problem
     cache : dtype or float8_e4m3fn [num_blocks, block_size, R + P]
-        A view, which may have gaps between tokens and between blocks. A cached number is an e4m3
+        A view, which may have gaps between tokens and between blocks. A cached number is an
         element multiplied by :attr:`cache_scale`.
     """
 

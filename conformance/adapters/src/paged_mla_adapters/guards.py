@@ -1,8 +1,8 @@
 """Tensors inside larger allocations, whose other bytes are checked.
 
 A kernel that writes outside a tensor, or between its lines, changes a byte that
-:meth:`Guards.check` checks and reports. A kernel that reads there reads NaN, so its outputs become
-NaN; or a second run with other bytes there gives different outputs.
+:meth:`Guards.check` checks and reports. A kernel that reads there reads the filling. If the filling
+is NaN, its outputs become NaN. A second run with another filling gives different outputs.
 
 Only tensors that calls may not write need a second copy. All other checked bytes have one known
 value.

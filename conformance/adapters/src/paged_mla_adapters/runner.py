@@ -118,7 +118,10 @@ class KernelRunner:
         self._surroundings.run("append", launch, inputs, by_torch=True)
 
     def attend(self, batch: Batch) -> Output:
-        """Call the kernel once, on the rows of the batch followed by rows for padded tokens.
+        """Call the kernel on the rows of the batch, followed by rows for padded tokens.
+
+        Rows without query tokens are left out unless the capabilities have the feature "mixed". A
+        batch without tokens makes no call.
 
         Raises
         ------

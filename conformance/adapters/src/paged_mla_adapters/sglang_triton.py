@@ -88,7 +88,10 @@ class SglangDecode:
         return True
 
     def __call__(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-        """Launch the kernel; return out [T, H, R] and lse [T, H]. Buffers start as NaN."""
+        """Launch the kernel; return out [T, H, R] and lse [T, H].
+
+        Buffers start as NaN, and the lse of each split starts as -inf.
+        """
         rows, heads, _ = call.q.shape
         rank, lists = call.problem.dims.kv_lora_rank, call.page_lists(page_size=1)
         keys, page_size = call.cache.unsqueeze(2), call.problem.block_size

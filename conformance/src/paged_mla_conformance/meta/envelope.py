@@ -54,7 +54,7 @@ def envelopes() -> dict[str, Envelope]:
 
 
 def of_cases(cases: Iterable[Case]) -> Envelope:
-    """Return the largest values of all sizes in some cases, for a model with 4 heads."""
+    """Return the largest size of each kind, and the smallest scale, for a model with 4 heads."""
     envelope: Envelope = {"least scale": float("inf")}
     for case in cases:
         problem = case.problem(SMALL, "float32")
@@ -134,8 +134,8 @@ def page() -> str:
         "# The envelope of the suite's cases",
         "",
         "This page lists the largest sizes of the suite's cases. A cell is the largest value of a",
-        "size in all cases of a group, for a model with 4 heads. Production needs the bold sizes,",
-        "and a test checks that the cases reach them. This command writes the page:",
+        "size, or the smallest scale, in all cases of a group, for a model with 4 heads.",
+        "Production needs the bold sizes, and a test checks them. This command writes the page:",
         "",
         "    python -m paged_mla_conformance.meta.envelope --page conformance/docs/envelope.md",
         "",

@@ -71,6 +71,7 @@ def write_vectors() -> None:
 def stale_vectors() -> list[str]:
     """Return the ids of vectors whose stored arrays differ from those that the reference computes.
 
+    The result includes chosen vectors that are not stored, and stored vectors that are not chosen.
     Bytes and integers must be equal. The last bits of float64 outputs may differ, because they
     depend on the order of the sums in a machine's matrix products.
     """

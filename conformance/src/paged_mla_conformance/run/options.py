@@ -251,7 +251,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number > 0")
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a finite number > 0")
     return seconds
 
 

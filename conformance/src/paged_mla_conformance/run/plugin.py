@@ -137,7 +137,9 @@ def load_backend(name: str) -> Backend:
             raise pytest.UsageError(f"--backend {name}: {module_name} has no attribute {factory!r}")
         if not callable(make):
             kind = type(make).__name__
-            raise pytest.UsageError(f"--backend {name}: got an {kind}; allowed: a callable")
+            raise pytest.UsageError(
+                f"--backend {name}: got an object of type {kind}; allowed: a callable"
+            )
         return check_backend(name, make(Path(name)) if is_file else make())
     except pytest.UsageError:
         raise

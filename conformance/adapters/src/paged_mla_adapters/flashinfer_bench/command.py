@@ -14,7 +14,7 @@ from paged_mla_shared.options import OneLineParser, one_of
 
 _ABOUT = """\
 Writes cases of the suite as workloads of FlashInfer-Bench, with definitions of paged MLA and with
-solutions that call this project's kernels. Lists the cases that no definition can express.
+solutions that call this project's kernels. Lists the cases that are left out.
 """
 _EXAMPLE = "example: paged-mla export flashinfer-bench out/trace_set"
 _FORMATS = ("flashinfer-bench",)
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     workloads = [workload for of in selection.workloads.values() for workload in of]
     cases = {workload.case.id for workload in workloads}
     print(f"Wrote {len(workloads)} workloads of {len(cases)} cases. These cases that attend to a")
-    print("cache were left out, because no definition can express them or for their size:")
+    print("cache were left out, because no definition can express them or they are too large:")
     for what, ids in selection.left_out.items():
         print(f"  {len(ids):3} {what}")
     print(printable(f"{folder / 'README.md'} lists their names."))

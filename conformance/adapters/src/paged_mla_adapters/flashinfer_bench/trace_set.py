@@ -93,6 +93,6 @@ suite of paged-mla and has the id of the case. Solutions need the package `paged
 
 ## Left out
 
-These cases attend to a cache, but no definition can express them. Each line starts with the first
-property that no definition has:
+These cases attend to a cache, but no definition can express them, or they are too large. Each line
+starts with the reason, which is the first property that no definition has or the size:
 """

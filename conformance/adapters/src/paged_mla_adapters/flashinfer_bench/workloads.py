@@ -128,7 +128,7 @@ class Selection:
     workloads : dict of Definition to list of Workload
         The workloads of the cases that a definition can express.
     left_out : dict of str to list of str
-        The ids of the other cases, by the property that no definition has.
+        The other cases, by the reason: a property that no definition has, or the size.
     """
 
     workloads: dict[Definition, list[Workload]] = field(default_factory=lambda: defaultdict(list))

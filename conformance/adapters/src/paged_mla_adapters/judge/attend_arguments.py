@@ -54,7 +54,7 @@ class AttendArguments(CacheArguments):
 
     @cached_property
     def _lists(self) -> PageLists:
-        """The pages of the rows; in a flat cache each page has one token."""
+        """The pages of the rows, with :attr:`_page` tokens each."""
         return self._call.page_lists(self._page)
 
     def _kv_indptr(self) -> torch.Tensor:

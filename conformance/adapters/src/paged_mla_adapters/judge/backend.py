@@ -63,7 +63,7 @@ def create(path: Path) -> JudgedBackend:
     Raises
     ------
     InvalidArgument
-        The file cannot be read, or is not a claims file.
+        The file cannot be read or is not a claims file, or its function does not exist.
     Unsupported
         The file has ``device = "cuda"``, and no CUDA device is available.
     """
@@ -75,6 +75,8 @@ def backend_of(claims: Claims) -> JudgedBackend:
 
     Raises
     ------
+    InvalidArgument
+        The function does not exist.
     Unsupported
         The claims have ``device = "cuda"``, and no CUDA device is available.
     """

@@ -176,7 +176,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="ROLE=NAME",
-        help="gives the parameter NAME the role ROLE; an unknown role lists all roles",
+        help="gives the parameter NAME the role ROLE; "
+        "the error for an unknown role lists all roles",
     )
     add(
         "--set",
@@ -278,7 +279,7 @@ def _scale(text: str) -> float:
     except ValueError:
         scale = math.nan
     if not 0 < scale < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number > 0")
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a finite number > 0")
     return scale
 
 
@@ -299,7 +300,9 @@ def _value(option: str, name: str, text: str) -> Any:
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
-        raise InvalidArgument(f"{option} {name}", text, "a Python literal, as 4 or 'a'") from error
+        raise InvalidArgument(
+            f"{option} {name}", text, "a Python literal, for example 4"
+        ) from error
     if not can_be_written(value):
         raise InvalidArgument(f"{option} {name}", text, "numbers, strings, and tuples of these")
     return value

@@ -9,7 +9,10 @@ from types import ModuleType
 
 
 def module_of(name: str, path: Path) -> ModuleType:
-    """Return the module of a file, which is imported once; errors of its import are passed on."""
+    """Return the module `name`, which the first call imports from `path`.
+
+    Errors of the import are passed on.
+    """
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -50,10 +50,11 @@ class Probe:
     error : float
         The relative distance between the output and the exact output, for the token where it is
         smallest. A wrong layout makes all tokens wrong, while a bug may leave a few tokens right.
-        It is infinite if every token has a NaN. For a writer it is the number of wrong bytes
-        divided by the number of bytes that change.
+        It is infinite if every token has a NaN, or if the probe does not measure it. For a writer
+        it is the number of wrong bytes divided by the number of bytes that change.
     lse_errors : dict of str to float
-        The relative distance of the lse for each base; empty if there is no lse.
+        The relative distance of the lse for each base; empty if there is no lse or the probe does
+        not measure it. For a merge it is the distance of the output, with an lse of each base.
     layouts : tuple of str
         The layouts of output and lse.
     """
@@ -74,7 +75,7 @@ def probe(claims: Claims, case: Case, dims: MlaDims, dtype: str, *, measured: bo
     Parameters
     ----------
     claims : Claims
-        The function, which may not declare that it supports the case.
+        The function. If the claims do not cover the case, the probe has a `why_not`.
     case : Case
         A case with one step.
     dims : MlaDims

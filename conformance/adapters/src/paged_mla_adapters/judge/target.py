@@ -49,7 +49,11 @@ def load(target: str) -> Callable[..., Any]:
     ------
     InvalidArgument
         The text has none of these forms, the file or the name does not exist, or the name is not
-        that of a callable. An error that the module itself raises is passed on.
+        that of a callable.
+    ImportError
+        The module does not exist. Other errors that the import of the module raises are passed on.
+    RuntimeError
+        FlashInfer-Bench cannot build the sources of a solution.
     """
     if is_solution(target):
         return solution_of(target).function()

@@ -41,8 +41,8 @@ def late_inputs(
 
     Notes
     -----
-    The poison of floats is NaN. The poison of integers is 0, which makes an output wrong but no
-    address illegal.
+    The poison of floats is NaN, or 0 where ``PAGED_MLA_SURROUNDINGS`` is ``zeros-in-late-inputs``.
+    The poison of integers is 0, which makes an output wrong but no address illegal.
     """
     if device.type != "cuda":
         yield lambda: False

@@ -12,6 +12,9 @@ FILLING = 0xFF  # bytes that make every floating-point number NaN
 
 
 def guards_of(device: torch.device) -> Guards:
-    """Return an allocator that puts tensors between zones of NaN, or of zeros if chosen."""
+    """Return an allocator that puts tensors between zones of NaN.
+
+    Where ``PAGED_MLA_SURROUNDINGS`` is ``zeros-in-guard-zones`` the zones contain zeros instead.
+    """
     filling = 0 if switch.value() == switch.GUARD_ZONES else FILLING
     return Guards(device, margin=_MARGINS[device.type], filling=filling)

@@ -28,7 +28,7 @@ class GuardedPlaces:
         self._guards = guards_of(device)
 
     def input(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of an input with the same strides; contiguous if elements share memory."""
+        """Return a copy of an input with its strides; contiguous if an axis has the stride 0."""
         self._guards.forget(name)
         shared = any(
             n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)

@@ -1,4 +1,4 @@
-"""Make dumps of tests that a mutant fails; tests of the matrix of mutants come first."""
+"""Make dumps of the steps at which mutants fail tests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from paged_mla_shared.poison import HUGE
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.strides import copied, memory_of
 
-MOST_TRIED = 60  # tests in addition to those of the matrix
+MOST_TRIED = 60  # tests in addition to those that the caller passes
 _TEST = re.compile(r"test_(\w+)\[(.+)\]")
 ASKED: dict[str, Callable[[Trial], Any]] = {
     "decode": Trial.check_attention,
@@ -180,7 +180,10 @@ def _others(tests: list[str]) -> Iterator[str]:
 
 
 def _dump_of(name: str, test: str, param: str) -> Dump | None:
-    """Return the step at which a mutant fails a test, or ``None`` if it does not fail."""
+    """Return the step at which a mutant fails a test.
+
+    The result is ``None`` if the mutant does not fail, or if no dump can contain the step.
+    """
     with broken_engine(name):
         return failing_step(lambda: mutant(name), lambda backend: _run(backend, test, param))
 
@@ -188,7 +191,9 @@ def _dump_of(name: str, test: str, param: str) -> Dump | None:
 def failing_step(
     make: Callable[[], Backend], ask: Callable[[RecordingBackend], None]
 ) -> Dump | None:
-    """Return the step at which a backend fails a check, or ``None`` if it does not fail.
+    """Return the step at which a backend fails a check.
+
+    The result is ``None`` if the backend does not fail, or if no dump can contain the step.
 
     Caches of the suite hold NaN in memory that must not be read. Caches of engines hold other
     tokens there. The step runs again over such a cache and is returned if it fails there too.
@@ -318,6 +323,8 @@ def _merge(backend: RecordingBackend, param: str) -> None:
 
 def in_noise(dump: Dump, seed: int = 0) -> Dump:
     """Return a dump with a differently rounded output: numbers move by one unit in the last place.
+
+    A dump of partial results is returned unchanged.
 
     A kernel does not sum in the oracle's order. A mutant is a changed oracle, so without this its
     bits would identify it. Numbers of more than half of a token's largest number are kept, because

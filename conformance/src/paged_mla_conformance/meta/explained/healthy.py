@@ -23,7 +23,10 @@ _LARGEST = 50_000  # pairs of query and key
 
 
 def healthy(count: int, seed: int = 0) -> Iterator[tuple[str, Dump]]:
-    """Yield `count` right steps, drawn from all cases in all types and formats, with their ids."""
+    """Yield up to `count` right steps with their ids.
+
+    They are drawn from all cases except large ones, in all types and cache formats.
+    """
     backend = RecordingBackend(ReferenceBackend())
     run = Run(backend, "x:y", "small", load_profile(STRICT), DTYPES)
     params = [

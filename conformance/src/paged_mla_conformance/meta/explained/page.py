@@ -178,5 +178,5 @@ the quick verdict.
 - If several faults explain a dump equally well, the first is the fault that breaks the fewest of
   some [small cases](../../reference/src/paged_mla_reference/explain/hypotheses/ordinary.py).
 - Single faults are random and not in the catalogue.
-- Right steps are drawn from all cases, in all types and cache formats.
+- Right steps are drawn from all cases except large ones, in all types and cache formats.
 """

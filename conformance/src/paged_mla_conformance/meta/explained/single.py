@@ -206,7 +206,7 @@ def _position(rng: Random, stage: Stage, row: int) -> SingleFault:
 
 
 def _query(_rng: Random, stage: Stage, row: int) -> SingleFault:
-    """Attend in one row with the queries of the previous tokens."""
+    """Attend in one row with `q_nope` of the previous tokens."""
     tokens = np.arange(*stage.batch.cu_seqlens_q[row : row + 2].tolist())
     if not tokens.size or stage.batch.num_tokens < 2:
         return None

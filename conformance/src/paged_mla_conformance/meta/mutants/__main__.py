@@ -21,7 +21,10 @@ from paged_mla_shared.options import whole
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the matrix; return 0 if every mutant is killed by a rule that it breaks, else 1."""
+    """Print the groups that kill each mutant, and the defects of the suite.
+
+    Return 0 if each mutant fails by a rule that it breaks, and the right backend passes; else 1.
+    """
     parser = argparse.ArgumentParser(prog="paged_mla_conformance.meta.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="MUTANT", help="mutants to run (default: all)")
     parser.add_argument("--workers", type=whole(1), default=os.cpu_count(), help="processes")

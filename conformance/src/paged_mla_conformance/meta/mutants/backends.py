@@ -41,7 +41,7 @@ class MutantBackend(ReferenceBackend):
     wrap_unchecked: Callable[[Problem, Runner], Runner] = _unwrapped
 
     def prepare(self, problem: Problem) -> Runner:
-        """Return a runner that breaks a rule."""
+        """Return the reference's runner, wrapped by `wrap`."""
         return self.wrap(problem, super().prepare(problem))
 
     def prepare_unchecked(self, problem: Problem) -> Runner:
@@ -51,7 +51,7 @@ class MutantBackend(ReferenceBackend):
 
 
 def mutant(name: str) -> MutantBackend:
-    """Return the backend of a mutant; the name "right" gives the backend without a fault.
+    """Return the backend of a mutant; any other name gives a backend without a fault.
 
     Mutants that break S-11 declare every cache format, the others only the plain format, so that
     tests are fast. Mutants that are only wrong in 16 bits declare bfloat16, the others float32.

@@ -63,7 +63,7 @@ class Kills:
 
     @property
     def killed(self) -> bool:
-        """Whether an assertion of the right rule failed."""
+        """Whether an assertion of a rule that the mutant breaks failed."""
         return bool(self.by())
 
     @property

@@ -39,7 +39,7 @@ def judges_bench(right: Output) -> bool:
 def passes_kit(actual: Output, right: Output) -> bool:
     """Return whether the tolerance of SGLang's attention kit accepts `out` and `lse`.
 
-    No error may exceed 3e-2 + 3e-2 * the right value, as in ``torch.testing.assert_close``.
+    No error may exceed 3e-2 + 3e-2 * |right value|, as in ``torch.testing.assert_close``.
     Source: ``MLA_ATOL`` and ``MLA_RTOL`` in
     ``python/sglang/test/kits/attention_unittest/attention_methods/mla_attention.py``,
     sgl-project/sglang at 0049d63a. The kit itself compares the output of a layer, and no lse.

@@ -126,7 +126,7 @@ def telling_tests(results: Sequence[Result]) -> list[str]:
 
 
 def _telling(failed: Sequence[Result]) -> Result | None:
-    """Return the smallest test without NaN in its memory when unread memory holds finite numbers.
+    """Return the smallest test that has no NaN in memory if unread memory contains finite numbers.
 
     Gaps between the elements of strided inputs stay NaN in every profile, as do partial results
     without a key that are merged; tests with them are not returned.
