@@ -27,7 +27,7 @@ class Runner:
         self.problem = problem
 
     def load_cache(self, image: CacheImage) -> None:
-        """Copy `image`, uint8 [num_blocks, block_bytes], to the cache."""
+        """Copy the blocks of `image`, uint8 [num_blocks, block_bytes], to the cache."""
         blocks = image.read(np.arange(self.problem.num_blocks))
         self.cache = blocks.view(np.float32).reshape(-1, self.problem.dims.cached_dim)
 

@@ -97,7 +97,7 @@ class Subject:
 
     @property
     def head_dims_left_out(self) -> dict[tuple[int, int], str]:
-        """Declared head sizes that the dims of the run lack, each with a preset; "" without one."""
+        """Each declared (R, P) that the run does not test, with a preset that has it, or ""."""
         here = PRESETS.get(self.dims)
         declared = {(latent, rotated) for latent, rotated in self.capabilities.get("head_dims", ())}
         names: dict[tuple[int, int], str] = {}

@@ -126,7 +126,10 @@ class AdaptedRunner(Runner):
         self._inner.load_cache(inner)
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Read blocks; elements that still have their stale values get their original values."""
+        """Read blocks; bytes that still have their stale values get their original values.
+
+        The bytes of a key, or of its scales, get them only if all of them are stale.
+        """
         blocks = self._inner.read_cache(block_ids + self._blocks)
         if self._profile.unread != "stale":
             return blocks
@@ -139,7 +142,7 @@ class AdaptedRunner(Runner):
         return np.where(kept, asked, blocks)
 
     def plan(self, batch: Batch) -> Metadata:
-        """Plan, and translate the slots and positions of padding to those of the rules."""
+        """Plan, and translate the slots, and the positions of padding, to those of the rules."""
         found = self._inner.plan(self._pad(batch))
         if not self._blocks:
             return found
@@ -253,6 +256,7 @@ class AdaptedRunner(Runner):
         return lse if layout == "[T, H]" else np.ascontiguousarray(lse.T)
 
     def _swap(self, lse: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Negate the infinities of an lse if the profile uses +inf for queries without keys."""
         return np.where(np.isinf(lse), -lse, lse) if self._profile.empty_lse > 0 else lse
 
     def _oracle(self, batch: Batch) -> NDArray[np.float32]:

@@ -37,7 +37,7 @@ _COUNTS = {
     "schedules": (20, "least number of numbered schedules"),
     "steps": (0, "least number of steps in these schedules"),
     "production": (10, "number of numbered cases of production sizes"),
-    "first": (0, "number of the first schedule and of the first case"),
+    "first": (0, "number of the first schedule and case, or of the first round with --minutes"),
     "examples": (50, "number of schedules that hypothesis tries"),
     "cases": (100, "number of cases that hypothesis tries"),
     "seed": (0, "seed of hypothesis"),
@@ -50,8 +50,9 @@ _NUMBERED = ("schedules", "steps", "production")
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return the exit status.
 
-    It is 0 if all outputs were right, 1 if a test failed or nothing ran, 2 for a wrong command
-    line or backend, and 5 if the backend cannot run on this machine.
+    It is 0 if no test failed, 1 if a test failed or the numbered schedules and cases are not
+    supported, 2 for a wrong command line or backend, and 5 if the backend cannot run on this
+    machine. A replay file that the backend does not support does not fail.
     """
     parser = OneLineParser(prog="paged-mla fuzz", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument("--backend", required=True, metavar="MODULE:FACTORY")
@@ -91,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _is_right(
     backend: Backend, options: argparse.Namespace, loaded: tuple[Case, str] | Scenario | None
 ) -> bool:
-    """Run a replay file, or search; return whether all outputs were right."""
+    """Run a replay file, or search; return whether no test failed and the search ran a test."""
     dims_name = options.dims or CORE[backend.mode].dims
     dims = adapt_dims(PRESETS[dims_name], backend.capabilities)
     dtypes = tuple(dtype for dtype in ALL_DTYPES if dtype in backend.capabilities.dtypes)
@@ -128,7 +129,7 @@ def _refuse_idle(options: argparse.Namespace) -> None:
     if options.minutes is None:
         refuse_idle(options, ["workers"], "--minutes")
     elif not 0 < options.minutes < float("inf"):
-        raise InvalidArgument("--minutes", options.minutes, "> 0")
+        raise InvalidArgument("--minutes", options.minutes, "a finite number > 0")
     else:
         idle = [name for name in _COUNTS if name != "first"]
         refuse_idle(options, idle, "a search without --minutes")
@@ -149,7 +150,7 @@ def _refuse_idle(options: argparse.Namespace) -> None:
 
 
 def replay(backend: Backend, dims: MlaDims, dtype: str, path: Path) -> bool:
-    """Run the case or the schedule of a replay file; print and return whether it passes."""
+    """Run the case or the schedule of a replay file as :func:`ask` does."""
     return ask(backend, dims, dtype, path.name, load_replay(path))
 
 

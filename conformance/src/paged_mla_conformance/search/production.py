@@ -68,13 +68,13 @@ def long_rows(rng: random.Random) -> tuple[Row, ...]:
 
 
 def longest_rows(rng: random.Random) -> tuple[Row, ...]:
-    """Draw a row around 2^15 keys."""
+    """Draw a row of about 2^15 keys, and other rows."""
     row = _row(rng.choice((32767, 32768, 32769, _LONGEST)), rng.choice((1, 2, 5)))
     return _mixed(rng, [row, *_short(rng, 2)])
 
 
 def many_rows(rng: random.Random) -> tuple[Row, ...]:
-    """Draw hundreds of rows, some of them padded."""
+    """Draw 65 to 300 rows, some of which may be padded."""
     count, most = rng.choice((65, 129, 257, 300)), rng.choice((1, 3, 7))
     padded = rng.choice((0, 0.1, 0.3))
     return tuple(
@@ -110,7 +110,7 @@ def many_pairs(rng: random.Random) -> tuple[Row, ...]:
 
 
 def high_blocks(rng: random.Random) -> tuple[Row, ...]:
-    """Draw block ids of more than 16 bits."""
+    """Draw short rows whose block ids have more than 16 bits."""
     return small(rng)
 
 
@@ -121,7 +121,7 @@ def far_positions(rng: random.Random) -> tuple[Row, ...]:
 
 
 def edges(rng: random.Random) -> tuple[Row, ...]:
-    """Draw rows of up to 40 key tiles that end at the edges of tiles."""
+    """Draw rows of up to 40 key tiles that end near the edges of tiles."""
     tiles = rng.sample(range(1, 41), 6)
     return tuple(_row(64 * k + rng.choice(_EDGES), rng.choice((1, 1, 3, 8))) for k in tiles)
 

@@ -1,4 +1,4 @@
-"""Size classes of a step. A search reports which of them it reached."""
+"""Size classes of cases. A search reports which of them it reached."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Size(StrEnum):
     TREE_PACKED = "a tree of more than 32 nodes, in the form PACKED"
     BLOCK_IDS_64K = "block ids above 65535"
     TABLE_512 = "more than 512 blocks of a row"
-    POSITION_64K = "a rotation at positions above 65536"
+    POSITION_64K = "a rotation at positions above 65535"
     THETA = "a base of rotation other than 10000"
     MAGNITUDE = "unequal mscales"
     SCALE_SMALL = "a softmax scale below 0.01"

@@ -30,7 +30,7 @@ class Sweep:
     schedules, steps, tokens : int
         How many schedules, batches, and query tokens without padding ran.
     cases : int
-        How many cases of production sizes ran.
+        How many cases of production sizes the backend supports.
     undeclared : int
         How many schedules and cases the backend does not support.
     without_memory : int

@@ -22,7 +22,7 @@ def test_written(trial: Trial) -> None:
 
 @pytest.mark.mla(group="formats", ops=("append",), features=("replay",), rules=("S-10", "S-11"))
 def test_written_again(trial: Trial) -> None:
-    """S-10, S-11: a later append overwrites all tokens of each row but the first."""
+    """S-10, S-11: a later append overwrites each row, except the first of several tokens."""
     trial.check_append_again()
 
 

@@ -36,7 +36,7 @@ def _runner(item: pytest.Item, run: Run, case: MergeCase) -> Runner:
 def test_merge(
     mla_run: Run, mla_checks: list[Check], case: MergeCase, request: pytest.FixtureRequest
 ) -> None:
-    """S-8: partial results without keys have weight 0 in a merge, even if they contain NaN."""
+    """S-8: a merge is right; partial results without keys have weight 0, even if they are NaN."""
     runner = _runner(request.node, mla_run, case)
     partials = case.build(mla_run.dims.kv_lora_rank)
     mla_checks += check_merge(runner.merge(partials), merge(partials), partials)

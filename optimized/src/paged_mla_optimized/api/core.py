@@ -231,7 +231,7 @@ class Core:
         )
 
     def check_append(self, plan: Plan, cache: Cache, slot_mapping: torch.Tensor | None) -> None:
-        """With ``PAGED_MLA_CHECK``, check a planned step's slots and cached scales."""
+        """With ``PAGED_MLA_CHECK``, check a planned step's blocks, slots and cached scales."""
         if self.switch.is_on:
             cache = self.checked_cache(cache)
             if slot_mapping is not None:
@@ -345,7 +345,7 @@ class Core:
         return found
 
     def as_cache(self, cache: Cache) -> LatentCache:
-        """Return `cache` as a :class:`LatentCache`; the address is checked at every call."""
+        """Return `cache` as a :class:`LatentCache`; check its address if it has inline scales."""
         cache = as_cache(self.config.cache_format, cache)
         if self._has_inline_scales:
             checks.check_address(cache)

@@ -103,7 +103,8 @@ class MlaLayer(Planner):
     Raises
     ------
     InvalidArgument
-        `steps_in_flight` is below 1, or `workspace` is too small.
+        An argument has a wrong type, `steps_in_flight` is below 1, or the dtype, device or size of
+        `workspace` is wrong.
     Unsupported
         No kernel runs on `device`, or the dtype is bfloat16 in Triton's interpreter.
     """
@@ -132,7 +133,7 @@ class MlaLayer(Planner):
 
     @property
     def _own_buffers(self) -> dict[str, torch.Tensor]:
-        """Buffers that only the instance writes, by name."""
+        """Buffers that no tensor of a caller may overlap, by name."""
         leading = {f"the buffers of leading plan {n}": p.state for n, p in enumerate(self._leading)}
         chunks = {
             f"the {name} of part {n}": tensor
@@ -159,8 +160,9 @@ class MlaLayer(Planner):
     ) -> None:
         """Compile every kernel that a step can launch, as :meth:`PagedMla.warm_up` does.
 
-        This method also attends to materialized rows of one token each, over the contents of the
-        cache, and writes nothing to the cache. The planned step is lost: call :meth:`plan` again.
+        With a causal mask, this method also plans a step of materialized rows of one token each,
+        and attends to the contents of the cache. It writes nothing to the cache. It reuses the
+        buffers of the oldest planned step and becomes the latest one: call :meth:`plan` again.
 
         Parameters
         ----------
@@ -332,8 +334,8 @@ class MlaLayer(Planner):
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or stride is wrong, or `planned` is not valid. Nothing
-            has been written then.
+            A tensor's shape, dtype, device or stride is wrong, `out` or `lse` overlaps another
+            tensor, or `planned` is not valid. No output has been written then.
         """
         planned = self.planned if planned is None else planned
         check_kind("planned", planned, PlannedLayerStep)
@@ -465,11 +467,12 @@ class MlaLayer(Planner):
         return absorbed
 
     def _warn_of_order(self, times: float) -> None:
-        """Warn once that another order of rows would be faster; `times` is the slowdown."""
+        """Warn once that another order of rows is faster if the slowdown `times` is large."""
         if times > _SLOW:
             self._has_warned_of_order = True
             LOGGER.warning(
-                "this step takes about %.1f times as long as with rows of few query tokens first",
+                "this step takes about %.1f times as long as with each row in its better form; "
+                "put rows with few query tokens first",
                 times,
             )
 

@@ -70,8 +70,8 @@ class MaterializedPlan(NamedTuple):
 class Materialized:
     """Attention of rows to their keys in chunks that fit one workspace.
 
-    The first chunk has the rows' own tokens and is planned once per step. Later chunks are planned
-    in every layer, since no capacity bounds their number.
+    The first chunk is planned once per step. Later chunks share one set of buffers, so every layer
+    plans them again.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ class Materialized:
         attention.attend_planned(self._chunk_of(plan, part).tiles, tensors, out=out, lse=lse)
 
     def merge(self, answer: Answer, rest: torch.Tensor, chunk: Answer) -> None:
-        """Merge the last chunk's output into `answer`, with rounding remainders in `rest` (S-8)."""
+        """Merge the output `chunk` into `answer`; `rest` keeps what rounding removes (S-8)."""
         self._merge.launch(self._later.tiles, answer, rest, chunk)
 
     def _chunk_of(self, plan: MaterializedPlan, part: int) -> PlannedChunk:

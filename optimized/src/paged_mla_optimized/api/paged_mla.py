@@ -50,7 +50,8 @@ class PagedMla(Planner):
     Raises
     ------
     InvalidArgument
-        `steps_in_flight` is below 1, or `workspace` is too small.
+        An argument has a wrong type, `steps_in_flight` is below 1, or the dtype, device or size of
+        `workspace` is wrong.
     Unsupported
         No kernel runs on `device`, or the dtype is bfloat16 in Triton's interpreter.
     """
@@ -121,8 +122,8 @@ class PagedMla(Planner):
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or capacity is wrong, or a length on the host is.
-            Values of tensors on the device are not checked: :meth:`check` does that.
+            A tensor's shape, dtype or device is wrong, the step exceeds a capacity, or a length on
+            the host is wrong. Only :meth:`check` checks the values of tensors on the device.
         """
         core = self._core
         if torch.compiler.is_compiling():
@@ -183,15 +184,16 @@ class PagedMla(Planner):
         cache : dtype [num_blocks, block_size, R + P], or LatentCache
             Any strides, but the last stride is 1.
         slot_mapping : int64 [T] or None
-            The slot of each token. ``None`` uses the plan's slots. Tokens with a slot below 0 or
-            past the cache are not written.
+            The slot of each token. ``None`` uses the plan's slots. Tokens are not written if their
+            slot is below 0, past the cache, or the ``reserved_slot`` of the config.
         planned : PlannedStep or None
             A step that this instance planned; ``None`` uses the latest step.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong, or `planned` is not valid.
+            A tensor's shape, dtype, device or last stride is wrong, the cache overlaps
+            another tensor, or `planned` is not valid.
         """
         core, plan = self._core, self._plan_of(planned)
         if torch.compiler.is_compiling():
@@ -246,7 +248,8 @@ class PagedMla(Planner):
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong, or `planned` is not valid.
+            A tensor's shape, dtype, device or last stride is wrong, `out` or `lse` overlaps
+            another tensor, or `planned` is not valid.
         """
         core, plan = self._core, self._plan_of(planned)
         check_kind("q_nope", q_nope, torch.Tensor)
@@ -308,7 +311,7 @@ class PagedMla(Planner):
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong.
+            A tensor's shape, dtype, device or last stride is wrong, or `planned` is not valid.
         """
         plan = self._plan_of(planned)
         if not torch.compiler.is_compiling():

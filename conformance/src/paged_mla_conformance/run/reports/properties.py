@@ -169,7 +169,7 @@ def _values(name: str, known: Iterable[Traits]) -> list[float]:
 
 
 def _limits(values: Sequence[float]) -> list[float]:
-    """Return a limit between each two neighbors: the one with the most factors of 2."""
+    """Return a limit between each two neighbors; of integers, the one with most factors of 2."""
     return [_roundest(low, high) for low, high in pairwise(values)]
 
 

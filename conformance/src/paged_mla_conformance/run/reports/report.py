@@ -42,7 +42,7 @@ class Warned:
 
 @dataclass
 class Report:
-    """Everything that a run found out.
+    """The results of a run, and the content of its reports.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class Report:
 
     @property
     def partial(self) -> bool:
-        """Whether the user's options excluded tests, so that the run gives no whole verdict."""
+        """Whether the user's options excluded tests, so that the verdict covers only the others."""
         return bool(self.deselected or self.stopped)
 
     @property

@@ -77,7 +77,7 @@ class Result:
     note : str
         How the case was adapted to the backend; "" if it was not.
     end : {"returned", "died", "timed-out"}
-        How the process that ran the test ended the test.
+        How the test ended: "died" if its process ended, "timed-out" if it exceeded the time limit.
     checks : list of dict
         ``what``, ``error`` and ``budget`` of each comparison that passed.
     ms : float

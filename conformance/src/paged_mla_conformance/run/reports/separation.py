@@ -54,7 +54,9 @@ def separate(failing: Sequence[Traits], passing: Sequence[Traits]) -> Separation
     have the property among those that do either, and the difference of its shares among failing and
     passing cases. The share of failing cases without the property is subtracted, because a harmful
     case may pass by chance, but no harmless case fails. Of properties with the same worth, the
-    simplest is returned. Two properties together are returned only if they are clearly better.
+    simplest is returned. Two properties together are returned only if they are clearly better. The
+    result is ``None`` if no case passes, fewer than ``FEWEST`` different cases fail, or every
+    property is missing in too many failing cases or holds for too many passing cases.
 
     Parameters
     ----------
@@ -97,5 +99,5 @@ def _bits(each: Property, known: Sequence[Traits]) -> int:
 
 
 def _situation(traits: Traits) -> str:
-    """Return the traits that two tests of one case in two element types have in common."""
+    """Return the traits without the element type, the format and the operations of the test."""
     return repr(sorted((k, v) for k, v in traits.items() if k not in _NOT_OF_A_SITUATION))

@@ -1,6 +1,7 @@
 """The summary at the end of a run: the causes of failures, the tests that did not run, the verdict.
 
-The summary has at most 40 lines. The reports contain every failure with its traceback.
+The summary of several tests has at most 40 lines. A run of one test prints its whole failure. The
+reports contain every failure with its traceback.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def _tests(count: int) -> str:
 
 
 def _pooled(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return reasons with their counts; reasons of one kind are joined, the most frequent is first.
+    """Join reasons of one kind; return each with its count, the most frequent first.
 
     If a reason names several capabilities, only the first counts. The values of a capability that
     are not declared are listed.

@@ -36,7 +36,8 @@ class Progress:
         Parameters
         ----------
         done, total, failed : int
-            Numbers of tests. While `total` is 0, the line states that the backend is loaded.
+            Numbers of tests. While `total` is 0, the line states that the backend is being
+            loaded.
         share : float
             The share of the work that is done, from 0 to 1.
         """

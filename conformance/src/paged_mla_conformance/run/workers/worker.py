@@ -109,7 +109,7 @@ class Worker:
             self._process.wait(0.5)
 
     def stop(self, patience: float = 0.0) -> str:
-        """Wait `patience` seconds, kill the process and those it started, return how it ended."""
+        """Wait `patience` seconds, kill the process and its children, and return how it ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
         child_process.kill(self._process)

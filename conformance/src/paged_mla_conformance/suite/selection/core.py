@@ -27,7 +27,7 @@ class Core:
     dtypes : tuple of str
         Element types that must be declared.
     optional : frozenset of str
-        Ops and features that are not required. Without them, tests are only "not supported".
+        Operations and features that are not required. Without them, tests are only "not supported".
     """
 
     dims: str

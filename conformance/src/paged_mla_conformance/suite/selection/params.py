@@ -110,10 +110,11 @@ def _in_format(case: Case, cache_format: str | None) -> Case:
 def _formats_of(run: Run, case: Case, dtype: str) -> tuple[str | None, ...]:
     """Return the cache formats in which `case` runs with `dtype`; ``None`` is the plain format.
 
-    With the first dtype of the run a case runs in every format. With every other dtype, and on an
-    interpreter, which is slow, it runs in one format, and the formats rotate. Layers of backends
-    with fast products run only in the plain format, because they have no budget for products of 8
-    bits.
+    Cases outside of ``_OF_FORMATS`` run only in the plain format. The other cases run in every
+    format with the first dtype of the run. With every other dtype, and on an interpreter, which is
+    slow, they run in one more format, and the formats rotate. A case of the group ``formats`` has
+    no plain run if its cache scale is 1. Layers of backends with fast products run only in the
+    plain format, because they have no budget for products of 8 bits.
     """
     own = case.group == formats.GROUP
     if case.group == layer.GROUP and run.backend.capabilities.products != "exact":
@@ -201,7 +202,7 @@ def unmet_by_trace(
 
 
 def why_skip_word(run: Run, word: str) -> Skip | None:
-    """Return why tests that need the op or feature `word` do not run, or ``None`` if they run."""
+    """Return why tests that need the operation or feature `word` do not run, if they do not."""
     capabilities = run.backend.capabilities
     if word in capabilities.ops | capabilities.features:
         return None
@@ -220,7 +221,8 @@ def check_left_out(profile: Profile) -> None:
     unknown = sorted(set(profile.left_out) - known)
     if unknown:
         raise ValueError(
-            f"profile {profile.name}: left_out: the suite has no group or case {unknown}"
+            f"profile {profile.name}: left_out: the suite has no group or case {unknown}; "
+            "use names of groups or ids of cases"
         )
 
 
@@ -234,7 +236,7 @@ def why_left_out(run: Run, group: str, case: str | None) -> Skip | None:
         return Skip(f"bounded steps do not run in profile {run.profile.name}; use profile strict")
     if {group, case}.isdisjoint(run.profile.left_out):
         return None
-    return Skip(f"profile {run.profile.name} leaves it out")
+    return Skip(f"profile {run.profile.name} excludes this test")
 
 
 def _skip(run: Run, unmet: list[str]) -> Skip:

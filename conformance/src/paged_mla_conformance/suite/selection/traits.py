@@ -21,10 +21,10 @@ def traits_of_case(run: Run, case: Case, dtype: str) -> Traits:
     """Return the traits of a case in an element type.
 
     ``keys`` lists the lengths of rows that have query tokens. ``seen`` lists how many keys query
-    tokens see; it includes the fewest and the most of each row. Both are sorted. ``longest`` and
-    ``shortest`` are the ends of ``keys``, and ``fewest`` is the first of ``seen``. They are 0 if
-    the list is empty. ``work`` estimates the size of the case: it counts pairs of a query token and
-    a key in each head, and the elements of a large cache.
+    tokens see; it includes the fewest and the most of each row, and a tree mask counts as causal.
+    Both are sorted. ``longest`` and ``shortest`` are the ends of ``keys``, and ``fewest`` is the
+    first of ``seen``. They are 0 if the list is empty. ``work`` estimates the size of the case: it
+    counts pairs of a query token and a key in each head, and the elements of a large cache.
     """
     dims, mask = run.dims, case.mask
     if isinstance(case, PrefillCase):
@@ -82,7 +82,10 @@ def traits_of_case(run: Run, case: Case, dtype: str) -> Traits:
 
 
 def _seen(row: Row, mask: Mask) -> set[int]:
-    """Return how many keys the first and the last two query tokens of a row see."""
+    """Return how many keys the first and the last two query tokens of a row see.
+
+    A tree mask counts as causal.
+    """
     if mask is Mask.NON_CAUSAL or row.query_len == 1:
         return {row.seq_len}
     counts = (row.seq_len - row.query_len + 1, row.seq_len - 1, row.seq_len)

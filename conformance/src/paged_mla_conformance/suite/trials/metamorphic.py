@@ -1,4 +1,4 @@
-"""Metamorphic variants of a step: the output of every query token must stay (S-19, S-20)."""
+"""Metamorphic variants of a step: every query token must keep its output (S-19, S-20)."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def _check_legal(problem: Problem, batch: Batch) -> None:
     Raises
     ------
     Mismatch
-        Rows share blocks illegally (S-13), or the lengths or tables of the step are wrong (S-2).
+        The block table of the step is illegal (S-13), or another part of the step is (S-2).
     """
     try:
         validate_batch(problem, batch)

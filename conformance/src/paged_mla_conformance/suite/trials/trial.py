@@ -240,7 +240,7 @@ class Trial:
         )
 
     def prefill(self, runner: Runner, batch: PrefillBatch) -> budgets.Part:
-        """Attend to keys and values on a runner; compare with the oracle."""
+        """Attend to keys and values on a runner; return the output, after a check, and budgets."""
         problem, actual = self.problem, runner.prefill(batch)
         exact, rounded = (prefill(problem, batch, rounding) for rounding in Rounding)
         self.checks += compare.check_output(problem, batch, actual, exact, rounded)
@@ -385,9 +385,10 @@ class Trial:
 
 
 def _blocks_to_read(image: CacheImage) -> NDArray[np.int64]:
-    """Return the ids of the blocks to compare: all of a small cache, else live blocks and aliases.
+    """Return the ids of the blocks to compare: all of a small cache, else some of them.
 
-    An offset that overflows 32 bits is wrong by 2^31 or 2^32 elements or bytes. A block id that
+    These are the live blocks, their aliases, and the first and the last block of the cache. An
+    offset that overflows 32 bits is wrong by 2^31 or 2^32 elements or bytes. A block id that
     overflows 16 or 24 bits is wrong by as many blocks. The blocks at these distances are aliases.
     """
     total = image.layout.num_blocks
@@ -402,7 +403,7 @@ def _blocks_to_read(image: CacheImage) -> NDArray[np.int64]:
 
 
 def others_past_the_first(batch: Batch) -> Batch:
-    """Return the step without the first token of each longer row, with doubled keys."""
+    """Return the step with doubled keys and without the first token of each row of several."""
     longer = batch.query_lens > 1
     first = batch.cu_seqlens_q[:-1][longer]
     arrays = {
