@@ -32,7 +32,10 @@ class PrefillRecorder:
 
     def __init__(self, prefill: Prefill, samples: Samples) -> None:
         if not prefill.config.writes_empty:
-            raise Unsupported("writes_empty=False is not supported; dumps need all outputs written")
+            raise Unsupported(
+                "writes_empty=False is not supported by record, because a dump contains all "
+                "outputs; use writes_empty=True"
+            )
         self._prefill, self._samples = prefill, samples
         self._plan, self._attend = prefill.plan, prefill.attend
         self._step, self._layer = -1, 0
@@ -41,7 +44,7 @@ class PrefillRecorder:
     def plan(
         self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, *, num_tokens: int
     ) -> None:
-        """Plan, and store the step's lengths."""
+        """Plan, and store the lengths of a sampled step."""
         self._plan(cu_seqlens_q, cu_seqlens_k, num_tokens=num_tokens)
         self._step, self._layer = self._step + 1, 0
         self._given = {}
@@ -59,7 +62,7 @@ class PrefillRecorder:
         v: torch.Tensor,
         **named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend, and write a dump if the layer is sampled."""
+        """Attend, and write a dump if the layer is sampled and the dump fits."""
         out, lse = self._attend(q_nope, q_pe, k_nope, k_pe, v, **named)
         if self._given and self._samples.wants(self._step, self._layer):
             given = {"q_nope": q_nope, "q_pe": q_pe, "k_nope": k_nope, "k_pe": k_pe, "v": v}

@@ -30,7 +30,7 @@ _HEAD_DIM = 128  # size of heads before projection, which does not affect attent
 
 @dataclass
 class _Step:
-    """The stored data of one planned step; several steps may be in flight.
+    """The stored data of one planned step; several steps may be planned at the same time.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class StepRecorder:
         self._steps: WeakKeyDictionary[PlannedStep, _Step] = WeakKeyDictionary()
 
     def plan(self, step: MlaStep, **named: Any) -> PlannedStep:
-        """Plan, and store the step's lengths and mask."""
+        """Plan, and store the lengths and the mask of a sampled step."""
         planned = self._plan(step, **named)
         if torch.compiler.is_compiling():
             return planned
@@ -89,7 +89,7 @@ class StepRecorder:
         *,
         planned: PlannedStep | None = None,
     ) -> None:
-        """Append, and store the cache blocks before it."""
+        """Append, and store the inputs and the earlier cache blocks of a sampled layer."""
         if torch.compiler.is_compiling():
             self._append(ckv, k_pe, cache, slot_mapping, planned=planned)
             return
@@ -113,7 +113,7 @@ class StepRecorder:
         planned: PlannedStep | None = None,
         **named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend, and write a dump if the layer is sampled."""
+        """Attend, and write a dump if the layer is sampled and the dump fits."""
         if torch.compiler.is_compiling():
             return self._attend(q_nope, q_pe, cache, *others, planned=planned, **named)
         planned = self._mla.planned if planned is None else planned
@@ -198,7 +198,7 @@ class StepRecorder:
 
     @property
     def dims(self) -> MlaDims:
-        """Head sizes."""
+        """The dimensions of the dumps, with a placeholder for the size of heads."""
         config = self._config
         rank, rope = config.kv_lora_rank, config.qk_rope_head_dim
         return MlaDims(config.num_heads, rank, rope, _HEAD_DIM, _HEAD_DIM)
@@ -247,7 +247,7 @@ class LayerRecorder(StepRecorder):
 
     @property
     def dims(self) -> MlaDims:
-        """Head sizes."""
+        """The dimensions of the dumps."""
         config = self._mla.config
         dims = super().dims
         return replace(dims, qk_nope_head_dim=config.qk_nope_head_dim, v_head_dim=config.v_head_dim)

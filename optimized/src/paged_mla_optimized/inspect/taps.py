@@ -51,16 +51,19 @@ def taps_of(dump: Dump, token: int, head: int) -> Taps:
     Parameters
     ----------
     dump : Dump
-        A dump with lengths, table, queries and ``cache_after``; of a step without a tree mask.
+        A dump with lengths, table, queries, ``block_ids`` and ``cache_after``, of a step without a
+        tree mask.
     token, head : int
+        A query token of the step that sees a key, and a head, both from 0.
 
     Raises
     ------
     InvalidArgument
-        The dump lacks an array, or has no such token or head.
+        The dump lacks an array or a block of the row, has no such token or head, or the token sees
+        no key.
     Unsupported
-        The step has draft trees; or Triton's interpreter is not active: set
-        ``TRITON_INTERPRET=1`` before Triton is imported.
+        The step has draft trees, or a rope without a causal mask; or Triton's interpreter is not
+        active: set ``TRITON_INTERPRET=1`` before Triton is imported.
     """
     if not is_interpreting():
         raise Unsupported("taps of compiled kernels are not supported; set TRITON_INTERPRET=1")
@@ -106,7 +109,10 @@ def _seen(dump: Dump, token: int, head: int) -> tuple[int, int]:
     if dump.problem.mask is Mask.CAUSAL:
         keys -= int(starts[row + 1]) - 1 - token
     elif dump.problem.rope is not None:
-        raise Unsupported("taps of rotated queries are not supported without a causal mask")
+        raise Unsupported(
+            "taps of rotated queries are not supported without a causal mask; use a step with a "
+            "causal mask or without a rope"
+        )
     if keys < 1:
         raise InvalidArgument("token", f"{token}, which sees no key", "a token that sees a key")
     return row, keys

@@ -67,8 +67,8 @@ class ContextParallelMla(Uncopied):
     Raises
     ------
     InvalidArgument
-        This process is not a member of the group, there are more ranks than heads, or a rank
-        cannot implement the config with a part of the keys.
+        There is no group or this process is not a member of it, there are more ranks than heads,
+        or a rank cannot implement the config with a part of the keys.
     Unsupported
         No kernel runs on `device`, or the dtype is bfloat16 in Triton's interpreter.
     """

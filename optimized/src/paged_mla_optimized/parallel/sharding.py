@@ -20,7 +20,8 @@ def local_len(seq_len: int, *, world: int, rank: int, interleave: int = 1) -> in
     Raises
     ------
     InvalidArgument
-        `rank` is not from 0 to ``world - 1``, or another argument is below its minimum.
+        `seq_len` is below 0, `world` or `interleave` is below 1, or `rank` is not from 0 to
+        ``world - 1``.
     """
     check_at_least(0, seq_len=seq_len)
     check_at_least(1, interleave=interleave)
@@ -57,7 +58,7 @@ def local_config(config: MlaConfig, *, world: int, interleave: int) -> MlaConfig
         raise InvalidArgument("max_query_tokens", config.max_query_tokens, allowed)
     num_heads = world * len(heads_of_rank(config.num_heads, world, 0))
     if num_heads > MAX_HEADS:
-        allowed = f"1 to {MAX_HEADS // world * world}, as each of {world} ranks sends as many heads"
+        allowed = f"1 to {MAX_HEADS // world * world}, as all {world} ranks send equally many heads"
         raise InvalidArgument("num_heads", config.num_heads, allowed)
     longest = local_len(config.max_model_len, world=world, rank=0, interleave=interleave)
     return replace(

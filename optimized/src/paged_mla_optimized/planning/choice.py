@@ -31,9 +31,10 @@ def step_query_len(
     """Return the query length that determines a step's tiles; rows may be longer.
 
     This is `max_query_len` if the step has one. Otherwise, a step with no more tokens than rows
-    counts as decode, with length 1. If one of its rows has several tokens nevertheless, its output
-    is correct, but slower than with matching tiles. Any other step gets the longest query that the
-    capacities allow, independent of its own lengths, so that padding changes no bit (S-17).
+    counts as decode, with length 1, unless the mask is a tree. If a row of such a step has several
+    tokens, its output is correct, but slower than with matching tiles. Any other step gets the
+    longest query that the capacities allow, independent of its own lengths, so that padding changes
+    no bit (S-17).
 
     With ``batch_invariant`` every step without `max_query_len` gets the tiles of a step of full
     capacities. Kernel variants differ in their bits, and the bits of a row must not depend on the

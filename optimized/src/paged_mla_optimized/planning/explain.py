@@ -74,15 +74,15 @@ class Explanation:
     cut: str
 
     def __str__(self) -> str:
-        tiles = f"{self.tile_m} (token, head) pairs x {self.tile_n} keys, {self.lanes} side by side"
+        tiles = f"{self.tile_m} (token, head) pairs x {self.tile_n} keys; lanes: {self.lanes}"
         work = f"{self.units} units (key tiles and starts) in {self.groups} groups"
         lines = (
             f"kernel  {self.kernel}: {self.why}",
             *(f"not     {name}: {reason}" for name, reason in self.passed_over.items()),
             f"tiles   {tiles}",
-            f"grid    {self.programs} programs, {self.idle_parts} parts idle",
+            f"grid    {self.programs} programs; {self.idle_parts} parts are idle",
             f"work    {work}, {self.part_units} for each part",
-            f"splits  {self.cut}; {self.cut_groups} groups are joined by combine",
+            f"splits  {self.cut}; combine merges {self.cut_groups} groups",
         )
         return "\n".join(lines)
 
@@ -162,14 +162,14 @@ def explain(
         lengths = [length for _, _, length in pieces]
         busy = _busy_parts(shapes, lengths, part_units, overhead, padding)
         cut_groups = sum(n for (n, _), count in zip(shapes, splits, strict=True) if count > 1)
-        cut = f"rows by their own lengths, up to {max(splits, default=0)} pieces (batch-invariant)"
+        cut = f"rows by their own lengths, up to {max(splits, default=0)} splits (batch-invariant)"
     else:
         begun = sum(groups for groups, _ in shapes)
         part_units, overhead, _ = _choose_length(shapes, begun, parts, variant)
         units = sum(groups * (tiles + overhead) for groups, tiles in shapes)
         cut_groups = _cut_by_parts(shapes, part_units, overhead)
         busy = _busy_parts(shapes, [tiles for _, tiles in shapes], part_units, overhead, 0)
-        cut = "equal shares of the grid"
+        cut = "equal parts of the units"
     queries = f"{config.num_heads} heads x {query_len} queries"
     return Explanation(
         kernel=f"{variant.family} attend on {demand.arch}",
@@ -229,7 +229,7 @@ def _choose_lanes(rows: list[tuple[int, int]], variant: AttendVariant) -> int:
 def _choose_length(
     shapes: list[tuple[int, int]], starts: int, parts: int, variant: AttendVariant
 ) -> tuple[int, int, bool]:
-    """Return units of a part, overhead, and whether rows are even, as ``plan.py`` computes them."""
+    """Return units of a part, overhead, and whether the division is even, as in ``plan.py``."""
     total = sum(groups * tiles for groups, tiles in shapes)
     count = sum(groups for groups, _ in shapes)
     share = max(-(-total // parts), variant.min_units)
@@ -263,6 +263,7 @@ def _busy_parts(
 
 
 def _cut_by_parts(shapes: list[tuple[int, int]], part_units: int, overhead: int) -> int:
+    """Return the number of groups that several parts share."""
     begin, cut_groups = 0, 0
     for groups, tiles in shapes:
         for _ in range(groups):

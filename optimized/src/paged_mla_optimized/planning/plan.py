@@ -252,7 +252,7 @@ class Plan:
         step: MlaStep,
         host: HostPlan,
     ) -> None:
-        """Rewrite every buffer for a step with two kernel launches, without waiting."""
+        """Describe a step in the buffers with at most two kernel launches, without waiting."""
         self.host = host
         self._schedule(kernels, step)
         if host.num_tokens > 0:

@@ -26,13 +26,18 @@ _TORCH_DTYPES |= {
 def to_torch(name: str, array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Copy `array` to `device` with its strides, and with the memory between its elements.
 
+    An array with a negative stride, or that is not a view of a dense array of its dtype, becomes a
+    dense tensor.
+
     Raises
     ------
     InvalidArgument
         torch has no matching dtype; the error uses `name` for the array.
     """
     if array.dtype not in _TORCH_DTYPES:
-        raise InvalidArgument(name, array.dtype, "a dtype that problems use")
+        raise InvalidArgument(
+            name, array.dtype, "bool, uint8, int32, int64, float16, bfloat16, float32 or float64"
+        )
     dtype = _TORCH_DTYPES[array.dtype]
     whole = _owner(array)
     steps = [stride // array.itemsize for stride in array.strides]

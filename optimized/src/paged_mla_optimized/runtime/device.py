@@ -59,7 +59,7 @@ def check_computes(arch: str, dtype: torch.dtype) -> None:
 
 
 def device_record() -> dict[str, str]:
-    """Return the device, the versions and the commit, for reports of measurements."""
+    """Return the device, the versions, the commit and the date, for reports of measurements."""
     return {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,

@@ -91,7 +91,7 @@ class ExtendWindow:
         Raises
         ------
         InvalidArgument
-            `committed` has another shape, dtype or device, or is :attr:`seq_lens` itself.
+            `committed` has another shape, dtype or device, or shares memory with :attr:`seq_lens`.
         """
         self._check(committed)
         if self._switch.is_on:
@@ -139,7 +139,8 @@ class DraftSteps:
     Raises
     ------
     InvalidArgument
-        A size is outside its range, or the own blocks are too few for a tail and the drafts.
+        A size is outside its range, or `own_width` is too small for a partly filled block and the
+        drafts.
     Unsupported
         The device is not available.
     """
@@ -165,7 +166,9 @@ class DraftSteps:
         own_width, block_size = int(own_width), int(block_size)  # launches reject NumPy integers
         if own_width * block_size < block_size - 1 + steps:
             given = f"{own_width} blocks of {block_size}"
-            raise InvalidArgument("own_width", given, f"blocks for a tail and {steps} drafts")
+            raise InvalidArgument(
+                "own_width", given, f"enough blocks for a partly filled block and {steps} drafts"
+            )
         rows, device = max_requests * branches, device_of(device)
         self._switch = CheckSwitch(device)
         self.block_size = block_size
@@ -247,7 +250,8 @@ class DraftSteps:
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or strides are wrong.
+            A tensor's shape, dtype, device or strides are wrong, or it overlaps a buffer of this
+            object.
         """
         _, branches, own_width = self._shape
         steps, rows = self.seq_lens.shape
@@ -282,6 +286,8 @@ class DraftSteps:
     ) -> None:
         """Copy the prefix's partly filled block to each branch; call it once for each cache.
 
+        Bytes and the scales of their tokens are copied; nothing is rounded again.
+
         Parameters
         ----------
         cache : [num_blocks, block_size, width], or LatentCache
@@ -290,13 +296,11 @@ class DraftSteps:
         prefix_lens, prefix_table, branch_blocks : Tensor
             The arguments of :meth:`fill`.
 
-        Bytes and the scales of their tokens are copied; nothing is rounded again.
-
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or strides are wrong, or the cache does not have the
-            scales of its format.
+            A tensor's shape, dtype, device or strides are wrong, the cache overlaps another
+            tensor, or it does not have the scales of its format.
         """
         latents, scales = tensors_of_blocks(cache)
         requests, branches, own_width = self._shape
@@ -339,7 +343,7 @@ class DraftSteps:
     def _check(
         self, prefix_lens: torch.Tensor, prefix_table: torch.Tensor, branch_blocks: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Check the arguments of both methods; return them by name."""
+        """Check the arguments that the methods share; return them by name."""
         requests, _, own_width = self._shape
         device = self.block_table.device
         prefix_width = self.block_table.shape[1] - own_width

@@ -24,7 +24,7 @@ _WARM_UPS = 2
 
 
 class StaleGraph(RuntimeError):
-    """No step is captured, or a tensor that the graph reads has moved: capture again."""
+    """No step is captured, or a cache that the graph uses has moved: capture again."""
 
 
 class GraphedStep(Uncopied):
@@ -123,7 +123,15 @@ class GraphedStep(Uncopied):
         self.graph_bytes.clear()
 
     def bucket(self, rows: int, tokens: int, max_query_len: int | None = None) -> Bucket:
-        """Return the smallest bucket that fits a step; parameters are those of :meth:`replay`."""
+        """Return the smallest bucket that fits a step.
+
+        The parameters are those of :meth:`replay`.
+
+        Raises
+        ------
+        InvalidArgument
+            No bucket fits, or a parameter is outside its range.
+        """
         needed = Bucket(tokens, rows, max_query_len)
         for bucket in self._ascending:
             if all(room >= need for room, need in zip(bucket.size, needed.size, strict=True)):

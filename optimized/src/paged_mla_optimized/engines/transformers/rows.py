@@ -28,9 +28,9 @@ class Step:
     shape : (int, int)
         The number of rows B and of tokens per row T, padding included.
     tokens : int64 [n] or None
-        The numbers of those of the B * T tokens that are not padding; ``None`` if none is padding.
+        The indices, among the B * T tokens, of tokens that are not padding; ``None`` means all.
     mask : bool [B, columns] or None
-        The mask that the first layer got.
+        The mask that the first layer received.
     next_layer : int
         The layer that attends next.
     """
@@ -103,7 +103,7 @@ class Rows:
         self._lacks_tokens = False
 
     def select(self, rows: Sequence[int]) -> None:
-        """Replace row i by row ``rows[i]``."""
+        """Replace all rows: the new row i is the old row ``rows[i]``."""
         self.pool.turns.check_idle(self)
         chosen = [list(self.blocks[row]) for row in rows]
         self.pool.share(itertools.chain(*chosen))
@@ -267,7 +267,7 @@ class Rows:
         pool.step = step
 
     def _check_inputs(self, *inputs: torch.Tensor) -> None:
-        """Check the dtype, the device and the axes of queries, latents and rotated keys."""
+        """Check the dtype, device and number of axes of queries, latents and rotated keys."""
         dtype, device = self.pool.config.dtype, self.pool.latents.device
         others = [tensor.dtype for tensor in inputs if tensor.dtype != dtype]
         if others and torch.is_autocast_enabled(device.type):

@@ -25,7 +25,7 @@ from paged_mla_shared.errors import Unsupported
 
 @dataclass
 class PagedMlaDecodeMetadata(MLACommonDecodeMetadata):
-    """vLLM's decode metadata, and the step that the layers plan and attend to."""
+    """vLLM's decode metadata, and the step that the layers plan and compute."""
 
     step: Step | None = None
 

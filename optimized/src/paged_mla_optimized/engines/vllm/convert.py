@@ -34,7 +34,7 @@ def cache_format(kv_cache_dtype: str, dtype: torch.dtype) -> str:
     Raises
     ------
     Unsupported
-        No kernel reads a cache of this dtype.
+        No kernel reads a cache of this dtype in a model of `dtype`.
     """
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise Unsupported(

@@ -131,6 +131,7 @@ class PagedMlaImpl(MLACommonImpl[PagedMlaMetadata]):
         )
 
     def _concat_k_nope_k_pe(self, k_nope: torch.Tensor, k_pe: torch.Tensor) -> torch.Tensor | Keys:
+        """Return the keys of all heads, without a copy if the prefill backend reads ``Keys``."""
         if self._keys_stay_apart:
             return Keys(k_nope, k_pe)
         joined: torch.Tensor = super()._concat_k_nope_k_pe(k_nope, k_pe)

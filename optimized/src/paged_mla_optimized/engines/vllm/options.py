@@ -23,7 +23,7 @@ class Options:
     absorbed_query_len : int
         The largest number of new tokens, 1 to 2^23, of a row that counts as decode. Decode rows
         use absorbed attention over the cached latents. Longer rows use vLLM's prefill over per-head
-        keys and values. vLLM raises the value to the length of a row with all its drafts.
+        keys and values. vLLM raises a value that is below the length of a row with all its drafts.
     products : str
         The option of :class:`~paged_mla_optimized.config.attention.MlaConfig`: with "fast" the
         kernels over FP8 caches round queries and weights to FP8.

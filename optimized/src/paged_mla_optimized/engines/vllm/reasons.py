@@ -1,4 +1,4 @@
-"""Checks that raise ``Unsupported`` with a reason, for vLLM. This file imports no vLLM."""
+"""Checks of vLLM's options, models and adapters. This file imports no vLLM."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ def refuse_adapters(layers: Sequence[Any]) -> None:
 
 
 def _set_zeros(set_lora: Any, index: int, lora_a: Any, lora_b: Any, *rest: Any) -> None:
+    """Call `set_lora` if the weights `lora_b` are all 0, and raise ``Unsupported`` otherwise."""
     _refuse_weights(lora_b if isinstance(lora_b, (list, tuple)) else (lora_b,))
     set_lora(index, lora_a, lora_b, *rest)
 

@@ -59,7 +59,7 @@ class _Recorder:
         self._steps: dict[Any, _Step] = {}  # the latest of each builder
 
     def build(self, run: Callable[..., Any], builder: Any, *given: Any, **named: Any) -> Any:
-        """Describe a step, and keep copies of its inputs."""
+        """Call ``build``, and keep copies of its inputs if the step is sampled."""
         before = self._steps.get(builder)
         number = 0 if before is None else before.number + 1
         common = named.get("common_attn_metadata", *given[1:2])
@@ -168,7 +168,8 @@ def record(
     Only calls in this process are recorded. The number of a layer is the number of calls of
     ``forward_mqa`` since the step was described. A sampled layer waits for the device and copies
     every block that its rows use; other layers have no such cost. Calls inside a captured CUDA
-    graph or a compiled function are not recorded.
+    graph or a compiled function are not recorded. With decode context parallelism, or queries of
+    an unsupported dtype, the sampled call of the backend raises ``Unsupported``.
 
     Parameters
     ----------
@@ -206,6 +207,8 @@ def record(
 
 
 def _through(call: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that passes `run` and all its arguments to `call`."""
+
     @functools.wraps(run)
     def method(self: Any, *given: Any, **named: Any) -> Any:
         return call(run, self, *given, **named)

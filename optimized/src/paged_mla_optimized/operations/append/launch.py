@@ -73,7 +73,7 @@ class Append:
     def steps(self) -> list[tuple[int, int]]:
         """Return (tokens, rows) of a step for each kernel that the capacities allow.
 
-        `rows` is 0 for a step whose slots the caller names.
+        `rows` is 0 for a step whose slots the caller passes.
         """
         config = self.config
         found: dict[tuple[bool, int], tuple[int, int]] = {}

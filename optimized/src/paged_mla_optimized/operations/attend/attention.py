@@ -38,6 +38,11 @@ class Workspace:
     device : torch.device
     given : float32 [n] or None
         Memory to use; ``None`` allocates memory.
+
+    Raises
+    ------
+    InvalidArgument
+        `given` is too small, or its dtype, device or stride is wrong.
     """
 
     def __init__(

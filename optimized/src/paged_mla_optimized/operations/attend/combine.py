@@ -86,6 +86,6 @@ def combine_spec(config: MlaConfig, variant: AttendVariant) -> KernelSpec:
 
 
 def _least_lanes(config: MlaConfig, variant: AttendVariant) -> int:
-    """Return the smallest number of lanes that a plan uses, which one token fills."""
+    """Return a lower bound of a plan's lanes: the most that one token's query tiles fill."""
     fills = (1 << step for step in reversed(range(variant.lane_steps + 1)))
     return next(n for n in fills if n == 1 or config.num_heads % (n * variant.tile_m) == 0)

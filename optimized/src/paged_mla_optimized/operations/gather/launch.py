@@ -106,7 +106,7 @@ class Gather:
     def launch(
         self, spans: Spans, cache: LatentCache, *, ckv: torch.Tensor, k_pe: torch.Tensor
     ) -> None:
-        """Write the first ``key_starts[B]`` lines of `ckv` and `k_pe`; B and K > 0."""
+        """Write the first ``key_starts[B]`` lines of `ckv` and `k_pe`; B and ``len(ckv)`` > 0."""
         capacity, latents, table = ckv.shape[0], cache.latents, spans.block_table
         scales, scales_stride = scales_and_stride(cache)
         of_table_row, of_table_column = table.stride()

@@ -51,7 +51,7 @@ def _merged(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch
     check_tensor("outs", outs, (None, None, None, None), torch.float32, None)
     check_tensor("lses", lses, tuple(outs.shape[:3]), torch.float32, outs.device)
     num_partials, tokens, heads, width = outs.shape
-    for what, count in (("partial", num_partials), ("latent", width)):
+    for what, count in (("partial result", num_partials), ("latent column", width)):
         if count < 1:
             raise InvalidArgument("outs", f"no {what}", "at least one")
     if width > _LARGEST_WIDTH:

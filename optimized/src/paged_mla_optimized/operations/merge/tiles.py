@@ -39,9 +39,10 @@ class MergeTiles:
         rest: torch.Tensor,
         chunk: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        """Merge `chunk` into `answer` and its remainder `rest`, for the query tiles of `plan`.
+        """Merge `chunk` into `answer` and `rest`, for the query tiles of `plan`.
 
-        `answer` and `chunk` are (out, lse); `rest` and `chunk` are dense.
+        `answer` and `chunk` are (out, lse). `rest` [T, H, V] is the rounding error of the output.
+        `rest` and `chunk` are dense.
         """
         out, lse = answer
         num_heads = out.shape[1]

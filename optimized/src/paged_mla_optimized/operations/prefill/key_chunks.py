@@ -19,7 +19,7 @@ class KeyChunk:
     ----------
     max_rows : int
     room : int
-        Keys that fit the workspace.
+        The lines of the workspace, one for each key.
     device : torch.device
     """
 

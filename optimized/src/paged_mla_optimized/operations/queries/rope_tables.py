@@ -16,7 +16,7 @@ def rope_tables(
     """Return ``cos`` and ``sin`` [max_model_len, dim / 2] for the rotation of rows of `dtype`.
 
     The tables are float32, or float64 for float32 rows, so that every bit of a rotated row is
-    correct.
+    correct. With YaRN both are multiplied by the ratio of its two magnitudes.
 
     Angles are computed in float64, since float32 angles are wrong by a hundredth of a radian at
     positions past 100 000.

@@ -42,7 +42,7 @@ class RotateQueries:
         self._kernel = Launcher(rotate_spec(config, arch))
 
     def launch(self, q_pe: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotate `q_pe` [T, H, P] into the first T lines of :attr:`q_pe`, and return it; T > 0.
+        """Rotate `q_pe` [T, H, P] into the first T lines of :attr:`q_pe`; return the buffer; T > 0.
 
         The position of a padded token is 0, and no kernel reads its line.
         """

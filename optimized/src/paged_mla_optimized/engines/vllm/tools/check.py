@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def run_scene(name: str, folder: Path, tokens: int) -> None:
-    """Run one workload in this process; write the results after each of its engines."""
+    """Run one workload in this process; write all results so far after each backend's run."""
     scene = (SCENES | SCENES_OF_TWO_GPUS)[name]
     models = _models(folder, scene)
     plain = Scene(

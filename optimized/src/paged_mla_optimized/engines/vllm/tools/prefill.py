@@ -83,7 +83,7 @@ class _Timer:
         self.llm, self.traces = llm, traces
 
     def seconds(self, cell: Cell) -> float:
-        """Return the same time for every load of at most ``_MOST_TOKENS`` tokens, else infinity."""
+        """Return one estimate for loads of up to ``_MOST_TOKENS`` tokens, else infinity."""
         return _CELL_SECONDS if cell.rows * cell.context <= _MOST_TOKENS else math.inf
 
     def step_ms(self, cell: Cell, repeats: int) -> list[float]:
