@@ -472,7 +472,10 @@ def test_ranks_need_two_gpus(monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         parallel.main()
     assert caught.value.code == 2
-    assert capsys.readouterr().err == "this command needs two GPUs, found 1\n"
+    assert (
+        capsys.readouterr().err
+        == "this command needs two GPUs, but torch finds 1; run it on another machine\n"
+    )
 
 
 def test_a_layer_is_timed_on_correct_outputs():

@@ -91,7 +91,7 @@ def _fits(shape: torch.Size, wanted: tuple[int | None, ...]) -> bool:
 
 
 def check_lengths(config: MlaConfig, step: MlaStep, device: torch.device) -> None:
-    """Check the lengths and the block table of a step."""
+    """Check the lengths and the block table of a step, and that it fits the config's capacities."""
     check_kind("step", step, MlaStep)
     seq_lens, cu_seqlens_q, block_table = step.seq_lens, step.cu_seqlens_q, step.block_table
     if block_table is None:  # some engines have none where nothing is cached
@@ -141,7 +141,7 @@ def check_step(config: MlaConfig, step: MlaStep, device: torch.device) -> None:
 def check_mask(
     config: MlaConfig, mask: torch.Tensor | None, num_tokens: int, device: torch.device
 ) -> None:
-    """Check that a tree mask is passed exactly if the config has one, and in its spelling."""
+    """Check that a mask is passed exactly if the config has trees, and in the config's spelling."""
     if not config.is_tree:
         if mask is not None:
             raise InvalidArgument(
@@ -160,7 +160,7 @@ def check_mask(
 
 
 def check_planned(call: str, tokens: object, num_tokens: int) -> None:
-    """Raise an error for tokens without a planned step; it is clearer than a wrong shape."""
+    """Raise an error if tokens are passed without a planned step; it names `call`, not a shape."""
     if num_tokens == 0 and isinstance(tokens, torch.Tensor) and tokens.ndim and len(tokens):
         given = f"{len(tokens)} tokens, but no step with tokens is planned"
         raise InvalidArgument(call, given, "a call after plan(...)")
@@ -202,7 +202,9 @@ def check_cache(config: MlaConfig, cache: LatentCache, device: torch.device) -> 
     check_tensor("cache", latents, shape, dtype, device, unit_stride=True)
     if stored.inline_scales and any(stride % _FIELD for stride in latents.stride()[:2]):
         given = f"strides {latents.stride()}"
-        raise InvalidArgument("cache", given, f"rows at multiples of {_FIELD} bytes")
+        raise InvalidArgument(
+            "cache", given, f"block and token strides that are multiples of {_FIELD}"
+        )
     check_token_stride("cache", latents.stride(1))
     check_scales(cache, config.block_size, device)
 

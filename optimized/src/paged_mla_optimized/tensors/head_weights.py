@@ -29,14 +29,18 @@ class HeadWeights:
     Raises
     ------
     InvalidArgument
-        `by_head` does not have three axes, or has no rows for keys or for values.
+        `by_head` is not a tensor of three axes, `qk_nope_head_dim` is less than 1, or no rows
+        remain for values.
     """
 
     def __init__(self, by_head: torch.Tensor, qk_nope_head_dim: int) -> None:
         check_tensor("by_head", by_head, (None, None, None), None, None)
         check_at_least(1, qk_nope_head_dim=qk_nope_head_dim)
         if by_head.shape[1] <= qk_nope_head_dim:
-            given, allowed = f"{by_head.shape[1]} lines per head", f"more than {qk_nope_head_dim}"
+            given, allowed = (
+                f"{by_head.shape[1]} lines per head",
+                f"more than qk_nope_head_dim = {qk_nope_head_dim}",
+            )
             raise InvalidArgument("by_head", given, allowed)
         by_head = by_head.detach()
         self.w_uk, self.w_uv = by_head[:, :qk_nope_head_dim], by_head[:, qk_nope_head_dim:]
@@ -50,11 +54,16 @@ class HeadWeights:
         """Return the weights of a checkpoint's ``kv_b_proj`` [H * (N + V), R], without a copy.
 
         For each head the lines of W_UK come first, and those of W_UV follow.
+
+        Raises
+        ------
+        InvalidArgument
+            `num_heads` does not divide the lines, or a head has `qk_nope_head_dim` lines or fewer.
         """
         check_tensor("kv_b_proj", kv_b_proj, (None, None), None, None)
         check_at_least(1, num_heads=num_heads)
         if len(kv_b_proj) % num_heads:
-            allowed = f"a multiple of {num_heads} heads"
+            allowed = f"a multiple of num_heads = {num_heads}"
             raise InvalidArgument("kv_b_proj", f"{len(kv_b_proj)} lines", allowed)
         lines = len(kv_b_proj) // num_heads
         by_head = kv_b_proj.reshape(num_heads, lines, kv_b_proj.shape[1])
@@ -62,7 +71,13 @@ class HeadWeights:
 
     @classmethod
     def of_halves(cls, w_uk: torch.Tensor, w_uv: torch.Tensor) -> HeadWeights:
-        """Return the weights of W_UK [H, N, R] and W_UV [H, V, R], without a copy."""
+        """Return the weights of W_UK [H, N, R] and W_UV [H, V, R], without a copy.
+
+        Raises
+        ------
+        InvalidArgument
+            The shapes, dtypes or devices do not match, or N or V is 0.
+        """
         check_tensor("w_uk", w_uk, (None, None, None), None, None)
         shape = (w_uk.shape[0], None, w_uk.shape[2])
         check_tensor("w_uv", w_uv, shape, w_uk.dtype, w_uk.device)
@@ -75,13 +90,22 @@ class HeadWeights:
 
     @property
     def kv_b_proj(self) -> torch.Tensor:
-        """Both weights as in checkpoints, [H * (N + V), R]; a copy if rows are not contiguous."""
+        """Both weights as in checkpoints, [H * (N + V), R].
+
+        A view if the rows of all heads are evenly spaced in one tensor, otherwise a copy.
+        """
         if self._lines is not None:
             return self._lines
         return torch.cat([self.w_uk, self.w_uv], dim=1).flatten(0, 1)
 
     def of_heads(self, heads: range) -> HeadWeights:
-        """Return the weights of consecutive heads, as one rank has them, without a copy."""
+        """Return the weights of consecutive heads, as one rank has them, without a copy.
+
+        Raises
+        ------
+        InvalidArgument
+            `heads` is not a range with step 1 of at least one of the heads.
+        """
         num_heads = self.w_uk.shape[0]
         check_kind("heads", heads, range)
         if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
@@ -113,7 +137,7 @@ class HeadWeights:
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype or device is wrong, or `out` overlaps an input.
+            A tensor's shape, dtype or device is wrong, or `out` overlaps an input or itself.
         """
         return _by_head("q_nope", q_nope, self.w_uk, out)
 
@@ -135,13 +159,16 @@ class HeadWeights:
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype or device is wrong, or `out` overlaps an input.
+            A tensor's shape, dtype or device is wrong, or `out` overlaps an input or itself.
         """
         return _by_head("latents", latents, self.w_uv.mT, out)
 
     @torch.no_grad()
     def materialize(self, ckv: torch.Tensor, keys_and_values: torch.Tensor) -> None:
-        """Write the keys and values of every head, [K, H * (N + V)], of latents [K, R]."""
+        """Write the keys without position and the values of every head for latents [K, R].
+
+        `keys_and_values` is contiguous, [K, H * (N + V)]. The method does not check its arguments.
+        """
         if self._lines is not None:
             torch.mm(ckv, self._lines.T, out=keys_and_values)
             return

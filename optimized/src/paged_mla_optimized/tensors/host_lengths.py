@@ -17,14 +17,14 @@ from paged_mla_shared.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class HostLengths:
-    """The lengths of a step that the host knows.
+    """The lengths of a step, as arrays on the host.
 
     Parameters
     ----------
     query_lens : int64 [B]
         Query lengths, equal to those of ``cu_seqlens_q``.
     max_seq_lens : int64 [B] or None
-        Upper bounds of ``seq_lens``; ``None`` if the host does not know them.
+        Upper bounds of ``seq_lens``; ``None`` if the step has no ``max_seq_lens``.
     """
 
     query_lens: NDArray[np.int64]
@@ -75,7 +75,7 @@ class HostLengths:
 
     @property
     def max_query_len(self) -> int:
-        """The longest query of any row, at least 1."""
+        """The largest query length of a row, at least 1."""
         return int(self.query_lens.max(initial=1))
 
     @property
@@ -89,11 +89,17 @@ class HostLengths:
         return HostLengths(self.query_lens[:num_rows], None if keys is None else keys[:num_rows])
 
     def keys_from(self, row: int) -> int:
-        """Return the number of keys of all rows from `row` on, without rows that have no query."""
+        """Return the sum of `max_seq_lens` over the rows from `row` on that have a query."""
         return int(np.where(self.query_lens[row:] > 0, self.known_seq_lens[row:], 0).sum())
 
     def check(self, step: MlaStep) -> None:
-        """Raise ``InvalidArgument`` unless these lengths fit those on the device; synchronizes."""
+        """Compare these lengths with those on the device; waits for the device.
+
+        Raises
+        ------
+        InvalidArgument
+            A query length differs, or a ``seq_len`` exceeds its upper bound.
+        """
         held = np.diff(step.cu_seqlens_q.cpu().numpy())
         differ = self.query_lens != held
         if differ.any():

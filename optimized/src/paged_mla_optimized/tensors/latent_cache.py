@@ -52,7 +52,9 @@ def empty_cache(config: MlaConfig, num_blocks: int, device: str | torch.device) 
     ------
     InvalidArgument
         `config` is not an :class:`MlaConfig`, `num_blocks` is not an integer from 0 to 2^31 - 1,
-        or `device` is not a device.
+        or `device` is neither a device nor a device name.
+    Unsupported
+        The device is not available.
     """
     check_kind("config", config, MlaConfig)
     device = device_of(device)
@@ -74,7 +76,7 @@ def as_cache(cache_format: str, cache: Cache) -> LatentCache:
     Raises
     ------
     InvalidArgument
-        The cache has another format.
+        `cache` is not a cache of tensors, or it has another format.
     """
     if isinstance(cache, torch.Tensor):
         cache = LatentCache(cache_format, cache)
@@ -87,7 +89,10 @@ def as_cache(cache_format: str, cache: Cache) -> LatentCache:
 
 
 def is_of_format(config: MlaConfig, cache: Cache) -> bool:
-    """Return whether a config's kernels can read a cache."""
+    """Return whether a cache has the format of a config.
+
+    A tensor alone has it if the format has no scale tensor and the dtypes match.
+    """
     if isinstance(cache, LatentCache):
         return cache.format == config.cache_format
     is_bare = config.stored.scale_tensor is ScaleTensor.NONE
@@ -130,7 +135,7 @@ def scales_and_stride(cache: LatentCache) -> tuple[torch.Tensor, int]:
 
 
 def tensors_of_blocks(cache: Cache) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the tensors that a copy of a block copies: latents, and scales of blocks if any."""
+    """Return the tensors with data of blocks: latents as bytes, and the scales of blocks if any."""
     if isinstance(cache, torch.Tensor):
         return as_bytes(cache), None
     _check_kinds(cache)
@@ -153,6 +158,6 @@ def blocks_of_cache(num_blocks: int | None, cache: LatentCache | None) -> int | 
     blocks = cache.latents.shape[0]
     if num_blocks not in {None, blocks}:
         raise InvalidArgument(
-            "num_blocks", num_blocks, f"{blocks}, the number of the cache, or None"
+            "num_blocks", num_blocks, f"{blocks}, the number of blocks of the cache, or None"
         )
     return blocks

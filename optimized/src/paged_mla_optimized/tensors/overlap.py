@@ -22,12 +22,13 @@ def check_places(**tensors: torch.Tensor) -> None:
     """Check that each element of a tensor that is written has a separate address.
 
     Axes are visited from the smallest stride to the largest. Each stride must be at least the span
-    of the axes before it. Repeated elements (a stride of 0) and overlapping windows fail.
+    of the axes before it. Repeated elements (a stride of 0) and overlapping windows fail, and so do
+    interleaved axes, such as shape (2, 3) with strides (3, 2).
 
     Raises
     ------
     InvalidArgument
-        An element overlaps another; the error names the tensor.
+        A stride is less than this span; the error names the tensor.
     """
     for name, tensor in tensors.items():
         spanned = 1  # elements
@@ -49,7 +50,7 @@ def check_apart(written: Named, read: Named) -> None:
     Raises
     ------
     InvalidArgument
-        Two tensors share a byte; the error names both.
+        Two tensors share a byte, or the search for one is too long; the error names both.
     """
     spans = [
         (name, tensor, *_span(tensor))

@@ -43,7 +43,7 @@ class MlaStep:
 
     The tensors are on the device of the instance that plans the step. Lengths are read on the
     device only, so planning does not wait for them. :meth:`from_host` returns a step of lengths
-    that the host knows.
+    on the host.
 
     Parameters
     ----------
@@ -58,16 +58,16 @@ class MlaStep:
     num_tokens : int
         T, the tokens of the step's tensors, padded tokens included.
     max_query_len : int or None
-        The longest query of any row, >= 1, if the host knows it. It chooses the kernel variant. A
-        longer row also gets correct outputs, but more slowly. With ``None``, a step with no more
-        tokens than rows counts as a decode step, and any other step as one of the longest queries
-        of the capacities. With ``batch_invariant`` all steps must pass the same value, since the
-        bits of a row are equal only in steps of the same kernel variant (S-20).
+        The largest query length of a row, >= 1, if it is known on the host. It determines the
+        kernel variant. A longer row also gets correct outputs, but more slowly. With ``None``, a
+        step with no more tokens than rows counts as a decode step, and any other step as one of the
+        longest queries of the capacities. With ``batch_invariant`` all steps must pass the same
+        value, since the bits of a row are equal only in steps of the same kernel variant (S-20).
     mask : bool [..] or uint8 [T, W], or None
         The draft trees, in the config's spelling (S-14). Elements of a flat mask past those of the
         rows are never read.
     query_lens : sequence of int [B] or None
-        The query lengths that `cu_seqlens_q` has, if the host knows them. Then `max_query_len`
+        The query lengths that `cu_seqlens_q` has, if known on the host. Then `max_query_len`
         must be ``None``: the longest query comes from them, except with ``batch_invariant``.
     max_seq_lens : sequence of int [B] or None
         Upper bounds of `seq_lens` on the host, if known; they require `query_lens`.
@@ -115,8 +115,9 @@ class MlaStep:
         Raises
         ------
         InvalidArgument
-            The lengths are not integers from 0 to 2^31 - 1, or not one for each row; or the blocks
-            are not int32 integers.
+            A length is not an integer from 0 to 2^31 - 1, the query lengths exceed 2^31 - 1 in all,
+            a list does not have one element for each row, a block is not an int32 integer, or
+            `num_tokens` or `device` has a wrong type.
         Unsupported
             The device is not available.
         """
@@ -157,7 +158,7 @@ class MlaStep:
         return self.seq_lens.shape[0]
 
     def most_keys(self, block_size: int) -> int:
-        """Return the largest number of keys of a row in the block table or request map."""
+        """Return the largest number of keys that a row of the table or request map can have."""
         if isinstance(self.block_table, RequestMap):
             return self.block_table.req_to_token.shape[1]
         return self.block_table.shape[1] * block_size
@@ -197,7 +198,7 @@ def lengths_of(name: str, given: Any, num_rows: int | None) -> NDArray[np.int64]
 
 
 def _array_of(name: str, given: Any, place: str = "") -> NDArray[Any]:
-    """Return an array of data on the host; an error message ends with `place`."""
+    """Return an array of data on the host; in an error message, `place` follows its type."""
     try:
         return np.asarray(given)
     except (TypeError, ValueError, RuntimeError):  # data on a device, or of unequal lengths

@@ -62,7 +62,8 @@ class Usage:
     shared_bytes : int
         The shared memory of one program.
     error : str or None
-        The reason of a failure: a compiler error, an exceeded limit, or a fault of ptxas.
+        The reason of a failure: a compiler error, an unlisted instruction, an exceeded limit, or a
+        fault of ptxas.
     """
 
     name: str
@@ -112,7 +113,7 @@ def compiled_kernel(job: Job, arch: str) -> Any:
 
 
 def shard_of(chosen: list[T], index: int, shards: int) -> list[T]:
-    """Return the `index`-th of `shards` equal parts of a list, counted from 1."""
+    """Return every `shards`-th element of a list, starting with the `index`-th, from 1."""
     return chosen[index - 1 :: shards]
 
 
@@ -167,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of the command line; end the process if they are wrong."""
+    """Return the options of the command line; end the process if they are invalid."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.aot", description=__doc__)
     parser.add_argument("--arch", required=True, nargs="+", choices=SHARED_MEMORY)
     parser.add_argument("--sample", action="store_true", help="only a few variants of each kernel")

@@ -21,7 +21,8 @@ def shape(kernel: Any, constants: Mapping[str, Any]) -> Hashable:
 
     The key contains constants with their values, but not the numbers in ``_NUMBERS`` and strides.
     It contains only whether a constant in ``_FEW_OR_NONE`` is above 0. It leaves out the widths of
-    a portable kernel, unless they are those of ``SERVED``.
+    a portable kernel, unless they are those of ``SERVED``. For a kernel with ``WIDE``, it contains
+    whether ``NOPE`` is larger.
     """
     kept: dict[str, Any] = {}
     is_whole = is_gluon(kernel) or (constants.get("R"), constants.get("P", 64)) == SERVED

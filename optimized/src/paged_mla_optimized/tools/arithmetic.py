@@ -241,14 +241,14 @@ ALLOWED = (
 
 
 def arithmetic_of(ptx: str) -> set[str]:
-    """Return the names of the instructions in PTX that compute with floating-point numbers."""
+    """Return the names of the PTX instructions that compute with floats or convert numbers."""
     code = re.sub(r"//.*", "", ptx)
     names = set(_INSTRUCTION.findall(code))
     return {n for n in names if _ARITHMETIC.match(n) and not _NO_ARITHMETIC.match(n)}
 
 
 def unlisted(ptx: str, job: Job, arch: str) -> list[str]:
-    """Return the instructions in a kernel's PTX that :data:`ALLOWED` does not allow in it."""
+    """Return, sorted, the instructions in a kernel's PTX that :data:`ALLOWED` does not allow."""
     return [
         name
         for name in sorted(arithmetic_of(ptx))
@@ -292,7 +292,7 @@ def _spelled(names: str) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Replace the table in a Markdown page; return the exit status."""
+    """Replace the table at the end of a Markdown page; return the exit status."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.arithmetic")
     parser.add_argument("--page", type=Path, metavar="MARKDOWN", required=True)
     path = parser.parse_args(arguments).page

@@ -178,7 +178,7 @@ def code_of(job: Job, arch: str) -> str:
 
 
 def codes(arch: str, names: list[str]) -> list[str]:
-    """Return the hashes of the machine code of variants; "none" for a name without one."""
+    """Return the hashes of the machine code of variants; "none" for a name of no variant."""
     jobs = {job.name: job for job in jobs_of_arch(arch)}
     return [code_of(jobs[name], arch) if name in jobs else "none" for name in names]
 
@@ -193,7 +193,7 @@ def codes_of_tree(tree: Path, arch: str, names: list[str]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compare or renew; return the exit status."""
+    """Compare fingerprints, write them, or print hashes of machine code; return the exit status."""
     options = _options(arguments)
     if options.code:
         print(*codes(options.arch[0], options.code), sep="\n")
@@ -235,7 +235,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--arch", nargs="+", choices=SHARED_MEMORY, default=list(SHARED_MEMORY))
     parser.add_argument("--renew", action="store_true", help="write the current fingerprints")
     parser.add_argument(
-        "--tree", type=Path, metavar="FOLDER", help="compare the machine code of this checkout"
+        "--tree", type=Path, metavar="FOLDER", help="compare machine code with another checkout"
     )
     parser.add_argument("--code", nargs="+", metavar="VARIANT", help="print hashes of machine code")
     cores = len(os.sched_getaffinity(0))

@@ -137,6 +137,7 @@ def _after(instruction: Instruction, read: dict[int, int]) -> dict[int, int]:
 
 
 def _either(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
+    """Return the registers of both, each with its smaller number of groups."""
     return {
         register: min(one.get(register, _FAR), other.get(register, _FAR))
         for register in one.keys() | other.keys()

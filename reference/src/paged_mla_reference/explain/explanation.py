@@ -62,7 +62,7 @@ class Explanation:
         if first is None:
             return ""
         if not can_be_tried(self.found, first.stage):
-            return "The dump lacks the fields that are needed to try hypotheses."
+            return "No hypothesis can be tried: fields are missing, or the rules forbid the inputs."
         if self.best:
             names = [fit.hypothesis.name for fit in self.best[1:]]
             others = f" Equally good for this dump: {', '.join(names[:_SHOWN])}." if names else ""

@@ -28,7 +28,8 @@ class SharedFit:
     hypothesis : Hypothesis
     left : tuple of float
         For each dump, the share of its errors that the fault does not explain, from 0 to 1. For a
-        dump without errors, 1 if the fault would have caused an error, otherwise 0.
+        dump without errors, 1 if the fault explains all dumps with errors but would have caused an
+        error in this dump, otherwise 0.
     rms : float
         The root mean square, over the dumps that it fits, of the differences relative to their
         budgets.

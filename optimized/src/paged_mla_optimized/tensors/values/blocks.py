@@ -135,7 +135,7 @@ class Table:
         self._check_written(self._argument, places, may_be_one_request=False)
 
     def check_slots(self, slot_mapping: NDArray[np.int64], num_blocks: int | None) -> None:
-        """Check that the caller's slots [T] are distinct and in no block that two rows read (S-10).
+        """Check that the caller's slots exist, are distinct, and in no block of two rows (S-10).
 
         Two rows may be queries of one request here, as on a rank of a divided cache (S-18). They
         then have the same blocks, up to the block that is written.
@@ -195,7 +195,8 @@ def table_of_map(
     Raises
     ------
     InvalidArgument
-        A row's request does not exist, or its slots do not form blocks.
+        A row's request does not exist, has fewer tokens in the map than the row, or its slots do
+        not form blocks.
     """
     req_to_token, size = request_map.req_to_token, config.block_size
     request_ids = request_map.request_ids.cpu().numpy()

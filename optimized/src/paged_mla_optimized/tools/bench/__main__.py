@@ -26,7 +26,10 @@ _RIVALS = ("flashmla", "fa3")
 
 
 def measure(case: Case, builders: dict[str, Any], limits: dict[str, float]) -> dict[str, Any]:
-    """Check and time one case with this package's kernels and with the others in `builders`."""
+    """Return the results of one case, with this package's kernels and the others in `builders`.
+
+    Each output is first checked against float32. `limits` are the :func:`ceilings` of the device.
+    """
     tensors = build(case)
     launches, worst = _ours(tensors)
     for name, builder in builders.items():

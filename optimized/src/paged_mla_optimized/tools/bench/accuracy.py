@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
 
 def steps() -> list[Step]:
-    """Return every format with both kinds of products, and FlashMLA after those of flat FP8."""
+    """Return every format with its kinds of products, and FlashMLA after those of flat FP8."""
     found = []
     for scores in ("spread", "peaked"):
         for heads in (16, 128):

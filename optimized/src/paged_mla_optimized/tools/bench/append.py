@@ -96,7 +96,7 @@ def _round(step: Step) -> int:
 
 
 def _append(step: Step) -> Launch:
-    """Return the launch, after a check of the tokens that it writes."""
+    """Return the launch, after a check of the latents that it writes."""
     core = Core(step.config, "cuda")
     torch.manual_seed(0)
     blocks = TOKENS // BLOCK_SIZE

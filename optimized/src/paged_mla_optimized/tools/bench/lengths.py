@@ -173,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.lengths")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="the folder of other kernels")
     parser.add_argument(
-        "--before", type=Path, metavar="JSON", help="the output of this command for other kernels"
+        "--before", type=Path, metavar="JSON", help="the JSON file of an earlier commit"
     )
     options = options_of(parser, STEPS)
     try:

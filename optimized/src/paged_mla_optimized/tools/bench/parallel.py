@@ -152,7 +152,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.parallel")
     options, world = options_of(parser, STEPS), torch.cuda.device_count()
     if world < 2:
-        parser.exit(2, f"this command needs two GPUs, found {world}\n")
+        parser.exit(
+            2, f"this command needs two GPUs, but torch finds {world}; run it on another machine\n"
+        )
     with tempfile.TemporaryDirectory() as store:
         spawn(work, (world, store, options), nprocs=world)  # type: ignore[no-untyped-call]
 

@@ -163,6 +163,7 @@ def error(tensors: Tensors, out: torch.Tensor) -> float:
 
 
 def _ours(tensors: Tensors) -> dict[str, Launch]:
+    """Return this package's launches: the plan with attention, and attention alone."""
     case, tokens = tensors.case, len(tensors.heads.q_nope)
     config = PrefillConfig(
         num_heads=case.num_heads,

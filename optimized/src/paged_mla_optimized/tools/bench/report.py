@@ -89,7 +89,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
     """Return the geometric means of the ratios."""
     compared = [row for row in rows if "ratio" in row]
     if not compared:
-        return "there was no other kernel to compare with"
+        return "no case was run with FlashMLA or FA3, so there are no ratios"
     alone = geometric_mean([row["ratio"] for row in compared])
     in_turns = geometric_mean([row["ratio_in_turns"] for row in compared])
     return (

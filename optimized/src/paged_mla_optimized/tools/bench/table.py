@@ -55,7 +55,7 @@ def options_of(parser: argparse.ArgumentParser, steps: Iterable[Named]) -> argpa
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End the process now for options that would cause an error after the measurements."""
+    """End the process with an error if an expression or a folder in the options is invalid."""
     try:
         re.compile(options.only)
     except re.error as error:

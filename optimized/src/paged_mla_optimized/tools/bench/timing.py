@@ -50,8 +50,8 @@ def in_turns(
 ) -> dict[str, float]:
     """Return the median time of one call of each launch, with interleaved replays of their graphs.
 
-    The order is random in each round. All launches then run at the same clock, whose limit depends
-    on the power of all of them.
+    Times are in microseconds. The order is random in each round. All launches then run at the same
+    clock, whose limit depends on the power of all of them.
     """
     return _replayed(_turns(_captured(launches, graph_ms), rounds))
 

@@ -50,7 +50,7 @@ class Sample:
     """An oracle that recomputes only the tokens that a fault changes, and only some of these.
 
     A token that a fault does not change gets the right output. A token that a fault changes
-    gets NaN, for unknown, if `asked` does not select it.
+    gets NaN if `asked` does not select it, since its output is unknown.
 
     Parameters
     ----------
@@ -104,7 +104,10 @@ class Sample:
         return self._known(found.output(problem.dtype), changed)
 
     def _known(self, found: Output, changed: NDArray[np.bool_]) -> Output:
-        """Return `found` for changed tokens, and the right output for all other tokens."""
+        """Return `found` for changed tokens, and the right output for all other tokens.
+
+        Changed tokens that `asked` does not select get NaN.
+        """
         out = np.where(changed[:, None, None], found.out, self.right.out)
         lse = np.where(changed[:, None], found.lse, self.right.lse)
         unknown = changed & ~self.asked

@@ -70,7 +70,10 @@ def examine(step: Step) -> Examination:
 
 
 def _check_inputs(found: Examination) -> bool:
-    """Validate lengths, tables, slots and masks; return whether the rules allow them."""
+    """Validate lengths, tables, slots and masks; return whether the rules allow them.
+
+    Return false too if the dump lacks lengths or a mask.
+    """
     step, stage = found.step, Stage.METADATA
     what = "lengths, table" if step.has("block_table") else "lengths"
     if step.batch is None:
@@ -287,7 +290,9 @@ def _check_attention(found: Examination) -> None:
         return
     lacking = lacking_in(step, *QUERIES) or without_cache(step)
     if not lacking and int(batch.query_lens @ batch.seq_lens.astype(np.int64)) > MOST_PAIRS:
-        lacking = f"the step has more than {MOST_PAIRS} pairs of a query token and a key"
+        lacking = (
+            f"the step has more than {MOST_PAIRS} pairs of a query token and a key: dump fewer rows"
+        )
     if lacking:
         found.findings.append(Finding.undecided(stage, "values of out and lse", lacking))
         hold(found, stage, "zeros, NaN and -inf", lambda: _check_anomalies(step, batch))
@@ -309,7 +314,7 @@ def _check_attention(found: Examination) -> None:
 
 
 def _check_anomalies(step: Step, batch: Batch) -> list[Check]:
-    """Run the checks that need no cache: output is 0 without keys, and finite (S-5, S-6, S-9)."""
+    """Check out and lse for NaN, infinities and wrong zeros, without a cache (S-5, S-6, S-9)."""
     keys = keys_of_tokens(batch)  # 0 for padding
     empty = keys == 0
     if step.has("out"):

@@ -141,7 +141,7 @@ def unknown_tokens(
 
 
 def blinded(answer: Given, tokens: NDArray[np.bool_]) -> Given:
-    """Return a copy in which these tokens see no keys: lse is -inf, all else is 0."""
+    """Return the output as if these tokens saw no keys: their lse is -inf, all else is 0."""
     if not tokens.any():
         return answer
     arrays = {name: array.copy() for name, array in vars(answer).items()}

@@ -27,7 +27,7 @@ class Stage(StrEnum):
 
 
 class State(StrEnum):
-    """The outcome of a check; UNDECIDED if the dump lacks the fields that the check needs."""
+    """The outcome of a check; UNDECIDED if it cannot run, because of missing fields or a limit."""
 
     HELD = "held"
     BROKEN = "broken"

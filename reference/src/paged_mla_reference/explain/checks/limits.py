@@ -54,9 +54,10 @@ def check_pairs(dump: Dump) -> None:
 
 
 def _lengths(dump: Dump) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the numbers of queries and of keys of each row; empty for a dump without lengths.
+    """Return the numbers of queries and of keys of each row.
 
-    A number of queries below 0 is returned as 0, and so is a number of keys that no rule allows.
+    They are empty for a dump without lengths or a block table. A number of queries below 0 is
+    returned as 0, and so is a number of keys that no rule allows.
     """
     arrays = dump.arrays
     if not {"cu_seqlens_q", "seq_lens", "block_table"} <= arrays.keys():

@@ -40,7 +40,10 @@ def check_prefill(found: Examination) -> None:
     pairs = int(batch.query_lens.astype(np.int64) @ batch.seq_lens.astype(np.int64))
     detail = "" if given else "the dump has no prefill_out or prefill_lse"
     if pairs * step.problem.dims.num_heads > MOST:
-        detail = f"more than {MOST} triples of query, key and head: dump fewer rows or heads"
+        detail = (
+            f"the prefill has more than {MOST} triples of query, key and head: "
+            "dump fewer rows or heads"
+        )
     if detail:
         found.findings.append(Finding.undecided(stage, "out, lse", detail))
         return

@@ -110,7 +110,7 @@ def _ends(view: QueryView, excess: Array) -> Iterator[Hypothesis]:
 
 
 def _windows(view: QueryView, sums: Array, excess: Array) -> Iterator[Hypothesis]:
-    """Return missing runs of keys, one for each width; start and width are aligned to it."""
+    """Return missing runs of keys, one for each width; each starts at a multiple of its width."""
     for width in (16, 32, 64, 128, 256, 512, 1024):
         bounds = np.arange(0, len(view.seen), width)
         padded = np.hstack([np.zeros((len(sums), 1)), sums])
@@ -121,6 +121,7 @@ def _windows(view: QueryView, sums: Array, excess: Array) -> Iterator[Hypothesis
 
 
 def _single_keys(view: QueryView, excess: Array) -> Iterator[Hypothesis]:
+    """Return the missing key that explains the dump's sum best."""
     shares = np.where(view.seen, view.shares, np.inf)
     key = _closest(-shares, excess)
     lacks = f"does not see key {key}"

@@ -94,7 +94,7 @@ def _scale(heads: _Heads, view: QueryView, lse: NDArray[np.float64]) -> Iterator
     grid = np.geomspace(1 / 32, 32, 161)
     best = float(grid[np.argmin([far(factor) for factor in grid])])
     width = grid[1] / grid[0]
-    for _ in range(80):  # golden-section search around the best factor of the grid
+    for _ in range(80):  # the search around the best factor narrows in each round
         tries = best * np.array([width**-0.618, 1.0, width**0.618])
         best, width = float(tries[np.argmin([far(t) for t in tries])]), width**0.85
     if abs(best - 1) > 1e-4:

@@ -86,6 +86,7 @@ def _dumps() -> Iterator[Dump]:
 
 
 def _some(cases: Sequence[T]) -> Sequence[T]:
+    """Return at least ``_OF_A_GROUP`` evenly spaced cases; all of them if there are fewer."""
     return cases[:: max(len(cases) // _OF_A_GROUP, 1)]
 
 

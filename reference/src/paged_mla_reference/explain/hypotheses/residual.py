@@ -337,7 +337,7 @@ def _largest(out: NDArray[Any]) -> NDArray[np.float64]:
 def distance(mine: Output, theirs: Output, allowed: tuple[Array, Array]) -> tuple[Array, Array]:
     """Return the differences of two outputs, relative to `allowed` and absolute, each [T, H].
 
-    A relative difference is infinite if only one of two numbers is finite.
+    A relative difference is infinite if two numbers cannot be compared (:func:`differences`).
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Search for single faults: one wrong length, block, token or number.
 
-The search returns only the single faults that match the values of a wrong query token.
+The search returns only single faults that the wrong values of the dump suggest.
 """
 
 from __future__ import annotations

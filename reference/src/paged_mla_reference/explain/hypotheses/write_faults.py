@@ -85,13 +85,14 @@ def _landed(found: Examination, slots: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _read(found: Examination, slots: NDArray[np.int64]) -> list[tuple[int, NDArray[np.float64]]]:
+    """Return each slot with the latent that it has after the step."""
     assert found.step.after is not None
     ckv, _ = read_slots(found.step.after, slots)
     return list(zip(slots.tolist(), widen(ckv), strict=True))
 
 
 def _taken(found: Examination, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the token whose latent is in each token's slot; the token itself if none is."""
+    """Return the token whose latent is in each token's slot; the token itself if no token's is."""
     taken = np.arange(len(slots))
     latents = {latent.tobytes(): token for token, latent in enumerate(_latents(found))}
     written = np.flatnonzero(slots >= 0)

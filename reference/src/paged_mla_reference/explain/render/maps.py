@@ -38,8 +38,8 @@ class Maps:
         The name of each line of `by_block`: a wrong query token and its row.
     by_block : list of list of float
         For each run of keys, the distance between the dump's output and the right output without
-        these keys, relative to the distance from the right output. A value below 1 means that
-        the dump's output lacks these keys.
+        these keys, relative to the distance from the right output. A value near 0 means that the
+        dump's output lacks these keys.
     block_keys : int
         The number of keys of a cell of `by_block`.
     ulps : list of int
