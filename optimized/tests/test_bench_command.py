@@ -81,9 +81,9 @@ def test_a_step_larger_than_the_free_memory_is_refused(monkeypatch):
     ("arguments", "message"),
     [
         ([*SMALL, "--query-len", "71"], "--query-len: got 71; allowed: at most --seq-len, 70"),
-        ([*SMALL, "--dtype", "float32"], "--dtype: got float32; allowed: float16, the type of"),
+        ([*SMALL, "--dtype", "float32"], "--dtype: got float32; allowed: float16, the dtype of"),
         ([*SMALL[:4], "--rows", str(2**31), "--seq-len", "1"], "max_rows: got 2147483648; allowed"),
-        ([*SMALL[:4], "--rows", "64", "--seq-len", "4096"], "1,048,576 pairs of query and key"),
+        ([*SMALL[:4], "--rows", "64", "--seq-len", "4096"], "1,048,576 scores"),
         (
             ["--rows", "2", "--seq-len", "70"],
             "dtype torch.bfloat16 is not supported by Triton's interpreter",

@@ -127,7 +127,9 @@ def test_without_a_format_a_cache_is_of_the_dtype(dtype, name):
 def test_another_dtype_does_not_change_a_format_that_is_there():
     """S-11: the error states how to change the format too."""
     found = MlaConfig(softmax_scale=192**-0.5, **REAL)
-    with pytest.raises(InvalidArgument, match="cache_format: got bf16; allowed: fp16, or None"):
+    with pytest.raises(
+        InvalidArgument, match="cache_format: got bf16; allowed: fp16 \\(or None\\)"
+    ):
         replace(found, dtype=torch.float16)
 
 

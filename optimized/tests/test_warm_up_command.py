@@ -113,7 +113,7 @@ def test_triton_compiles_again_in_a_moved_folder_unless_it_has_the_paths(tmp_pat
     [
         (
             ["--dtype", "float16", "--cache-format", "bf16"],
-            "--dtype: got float16; allowed: bfloat16, the type of",
+            "--dtype: got float16; allowed: bfloat16, the dtype of",
         ),
         (["--max-rows", str(2**31)], "max_rows: got 2147483648; allowed: 1 to 32766"),
     ],

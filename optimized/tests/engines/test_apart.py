@@ -47,7 +47,7 @@ def test_the_result_of_an_earlier_run_is_not_read(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("falls", "ImportError: no FA3"), ("ends", "started"), ("ends silently", "silence")],
+    [("falls", "ImportError: no FA3"), ("ends", "started"), ("ends silently", "no output")],
     ids=["error", "no-error", "nothing"],
 )
 def test_the_last_error_in_a_log_is_the_reason_or_its_last_line(run, name, error):

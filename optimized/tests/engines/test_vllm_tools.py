@@ -106,7 +106,7 @@ def a_scene(ours, own=0.06, **counts):
 @pytest.mark.parametrize(
     ("name", "ours", "counts", "said"),
     [
-        ("full", a_pass(), {}, "passed: within the distance of its own backends"),
+        ("full", a_pass(), {}, "passed: within the distance of other backends"),
         (
             "full",
             a_pass(largest=0.07),

@@ -30,10 +30,10 @@ def check_appended(
         The plan of the step.
     cache : LatentCache
     slot_mapping : int64 [T] or None
-        The caller's slots; ``None`` uses the plan's slots.
+        The caller's slots; ``None`` means the plan's slots, which are not checked here.
     writes_planned_slots : bool
-        False if tokens are written for other rows than the plan's. The plan then does not determine
-        the slots that are written, or the tokens that are cached already.
+        False after :meth:`Planner.writes_elsewhere`. The plan then determines neither the slots
+        that are written nor the tokens that are cached already.
     """
     table, query_lens, lens = _planned(config, plan)
     table.check(cache.latents.shape[0])

@@ -22,7 +22,7 @@ READERS: tuple[type[Reader], ...] = (Gather,)
 
 
 class PlannedStep(Uncopied):
-    """A planned step, which engines keep with its batch and pass to ``append`` and ``attend``.
+    """A planned step, which an engine keeps and passes to ``append`` and ``attend``.
 
     It is valid until its instance plans ``steps_in_flight`` further steps, since the last of these
     reuses its buffers. In a compiled function, its properties return copies.
@@ -198,7 +198,8 @@ class Planner(Uncopied):
     def writes_elsewhere(self) -> None:
         """Declare that the engine writes tokens to its own slots instead of the plan's slots.
 
-        ``PAGED_MLA_CHECK`` then does not check the plan's slots.
+        With ``PAGED_MLA_CHECK``, neither ``plan`` nor ``append`` then checks slots, and ``append``
+        does not check the scales of keys.
         """
         self._core.writes_planned_slots = False
 

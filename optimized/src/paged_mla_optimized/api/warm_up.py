@@ -68,7 +68,7 @@ def _plan(
 
 
 def _latents(core: Core, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return zero latents and keys of `num_tokens` tokens."""
+    """Return zeros as the latents and the rotated keys of `num_tokens` tokens."""
     config = core.config
     return (
         _zeros(core, num_tokens, config.kv_lora_rank),

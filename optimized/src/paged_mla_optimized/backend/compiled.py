@@ -13,11 +13,11 @@ from paged_mla_optimized.config.attention import MlaConfig
 from paged_mla_optimized.triton_compat.interpreter import is_interpreting
 from paged_mla_shared.problem import Problem
 
-_MAX_GRAPHS = 64  # graphs of one call, for different shapes; schedules have more than the usual 8
+_MAX_GRAPHS = 64  # graphs of one call, for different shapes; torch's default of 8 is too low
 
 
 class CompiledRunner(EagerRunner):
-    """A runner whose graphs all plan, so that append and attend depend on an op for the plan."""
+    """A runner whose graphs of append and attend also plan, so their ops depend on a plan op."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class CompiledRunner(EagerRunner):
         places_of: PlacesOf = OwnAllocations,
     ) -> None:
         super().__init__(problem, config, device, places_of)
-        torch.compiler.reset()  # graphs are valid for one instance; others only use up the limit
+        torch.compiler.reset()  # the limit also counts graphs of earlier instances
 
     def _plan(self, tensors: dict[str, torch.Tensor]) -> None:
         _compiled(super()._plan, tensors)
@@ -63,5 +63,5 @@ def _compiled(
         # Graphs of these ops have hardly any kernels; without this, each process starts a pool.
         torch._inductor.config.patch(compile_threads=1),
     ):
-        warnings.simplefilter("default")  # compilers use deprecated parts of themselves
+        warnings.simplefilter("default")  # torch's compilers call deprecated functions
         torch.compile(step, fullgraph=True, backend=backend)(tensors, *answers)

@@ -115,7 +115,7 @@ class EagerRunner(Runner):
         return Output(to_numpy(out), to_numpy(lse))
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return every row's cached latents and keys, row by row."""
+        """Return every row's cached latents and rotated keys, row by row."""
         self._prepare(batch)
         config = self._mla.config
         keys = int(self._mla.cu_seqlens_k[-1])  # keys of legal rows

@@ -17,11 +17,11 @@ from paged_mla_shared.problem import Problem
 
 
 class GraphedRunner(EagerRunner):
-    """A runner that loads each batch into fixed tensors and replays graphs, each with its own plan.
+    """A runner that loads each batch into fixed tensors and replays graphs, which also plan.
 
     A call is captured at its first use, in a bucket as large as the problem and in a bucket half as
-    large. Before a replay, all outputs, and all inputs that it must not read, are NaN or an invalid
-    number.
+    large. Before a replay, the outputs and the inputs that the batch does not fill are NaN or an
+    invalid number; the lines of padded tokens have the padding of :class:`StepInputs`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class GraphedRunner(EagerRunner):
         return step.replay(len(tensors["seq_lens"]), len(tensors["q_nope"]))
 
     def _record(self, call: str) -> GraphedStep:
-        """Capture `call` with functions that do not reference this runner and its memory."""
+        """Capture `call` with functions that reference tensors of this runner, not the runner."""
         mla, cache, given, out, lse = self._mla, self._cache, self._slots, self._out, self._lse
 
         def plan(_view: StepView) -> tuple[torch.Tensor, torch.Tensor]:

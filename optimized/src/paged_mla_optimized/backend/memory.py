@@ -42,7 +42,9 @@ class Memory:
         """Make the cache equal to `image`, in place; only live blocks are copied from the host."""
         layout, device = self._layout, self._storage.device
         if image.layout != layout:
-            raise InvalidArgument("image", "another layout", "the problem's")
+            raise InvalidArgument(
+                "image", "an image with another layout", "the layout of the problem"
+            )
         poison = to_torch("poison", image.poison, device)
         self._storage.view(-1, len(poison)).copy_(poison)
         scale_poison = image.poisoned_block[layout.block_stride :]

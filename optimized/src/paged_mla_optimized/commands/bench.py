@@ -93,7 +93,7 @@ def report(options: argparse.Namespace) -> str:
         "kernel": "; ".join(kernel),
     }
     of_found = rates(step, config, found)
-    # The interpreter's rates of memory and products say nothing about a kernel.
+    # The interpreter's rates of memory and products do not describe a kernel.
     lines |= {"time": of_found["time"]} if device.type == "cpu" else of_found
     text = "\n".join(f"{title:9} {line}" for title, line in lines.items())
     if device.type == "cpu":
@@ -107,7 +107,7 @@ def rates(step: Step, config: MlaConfig, found: Timed) -> dict[str, str]:
     median = statistics.median(times)
     least, low, high = (1e3 * times[len(times) * part // 4] for part in (0, 1, 3))
     read = step.rows * step.seq_len * config.stored.token_bytes(config)
-    widths = 2 * config.kv_lora_rank + config.qk_rope_head_dim  # products for a logit and an output
+    widths = 2 * config.kv_lora_rank + config.qk_rope_head_dim  # products for a score and an output
     flop = 2 * step.seen * config.num_heads * widths
     return {
         "time": f"{1e3 * median:.1f} us (median of {len(times)}), least {least:.1f}, "

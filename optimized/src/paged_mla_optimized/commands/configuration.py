@@ -128,7 +128,7 @@ def configuration_of(options: argparse.Namespace) -> Configuration:
     of_cache = _DTYPE_OF_PLAIN_FORMAT.get(stored.name)
     dtype = options.dtype or of_cache or "bfloat16"
     if of_cache not in {None, dtype}:
-        allowed = f"{of_cache}, the type of --cache-format {stored.name}"
+        allowed = f"{of_cache}, the dtype of --cache-format {stored.name}"
         raise InvalidArgument("--dtype", dtype, allowed)
     if block_size > MAX_BLOCK_SIZE:
         raise InvalidArgument("--block-size", block_size, f"1 to {MAX_BLOCK_SIZE}")

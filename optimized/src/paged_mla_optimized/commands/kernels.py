@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from paged_mla_optimized.planning.families import PORTABLE, Demand, passed_over, serving_variant
 
 RULE = (
-    "The longest query of a step (max_query_len of plan) decides: "
+    "The longest query of a step (max_query_len of MlaStep) decides: "
     "of the kernels that fit its pairs of token and head, the fastest serves."
 )
 """The rule of kernel selection; the number of rows does not matter."""

@@ -18,7 +18,7 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 _CLEARED = 256 << 20  # bytes that Triton writes before each replay to clear the L2 cache
 _REPLAY_MS = 500
 _INTERPRETED_CALLS = 3
-_MOST_INTERPRETED = 1 << 18  # pairs of query and key that the interpreter computes in seconds
+_MOST_INTERPRETED = 1 << 18  # scores that the interpreter computes in seconds
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def check_fits(step: Step, config: MlaConfig, device: torch.device) -> None:
         pairs = step.seen * config.num_heads
         if pairs > _MOST_INTERPRETED:
             raise Unsupported(
-                f"the step has {pairs:,} pairs of query and key, and the interpreter takes at most "
+                f"the step has {pairs:,} scores, and the interpreter computes at most "
                 f"{_MOST_INTERPRETED:,}; use fewer --rows or --heads, or a shorter --seq-len"
             )
         return

@@ -159,7 +159,7 @@ def conditions(
         ("path", str(used_at)),
         ("paged-mla", __version__),
         ("Triton", f"{triton.__version__}, from the same wheel"),
-        ("Python", f"{platform.python_version()}; another patch release will do"),
+        ("Python", f"{platform.python_version()}; another patch release is allowed"),
         ("GPU", f"{gpu}: {facts.arch}, {facts.num_sms} multiprocessors"),
         ("model", str(configuration)),
         ("instance", f"{heads}; every other field of MlaConfig has its default"),

@@ -93,7 +93,7 @@ def check_scale(name: str, value: Any) -> None:
 
 
 def take_flag(config: object, name: str) -> None:
-    """Convert a field of a frozen dataclass to a Python bool; Triton does not accept NumPy's."""
+    """Convert a field of a frozen dataclass to a Python bool; Triton accepts no NumPy bool."""
     value = getattr(config, name)
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidArgument(name, repr(value), "True or False")
@@ -129,7 +129,7 @@ def each_of(name: str, given: Any, *kinds: type) -> tuple[Any, ...]:
 
 
 def device_of(device: str | torch.device) -> torch.device:
-    """Return a device with its index.
+    """Return an argument as a ``torch.device``, with an index if it is a GPU.
 
     Raises
     ------

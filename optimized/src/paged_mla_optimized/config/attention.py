@@ -53,8 +53,7 @@ _INTEGERS = (
     "table_fill",
 )
 _LEAST_RANK_TO_WARN = 256
-"""Models with a smaller rank can have heads of the same width as a cached token; no known model
-with this rank or a larger one has (S-5)."""
+"""With this rank or a larger rank, ``R + P`` is the head size of no known model (S-5)."""
 MASKS = ("causal", "non_causal", *(f"tree:{spelling}" for spelling in MaskSpelling))
 
 
@@ -71,7 +70,7 @@ class MlaConfig:
     num_heads : int
         H, query heads on this rank; 1 to 128.
     softmax_scale : float
-        Factor of the logits; finite and > 0. Use the model's value, ``(N + P) ** -0.5`` times the
+        Factor of the scores; finite and > 0. Use the model's value, ``(N + P) ** -0.5`` times the
         squared mscale of its yarn. The value ``(R + P) ** -0.5`` with R of 256 or more is almost
         always a mistake and causes a :class:`SoftmaxScaleWarning` (S-5).
     block_size : int
@@ -258,7 +257,7 @@ class MlaConfig:
 
     @property
     def tree_words(self) -> int:
-        """32-bit words of one packed row of the draft tree; 0 without a tree."""
+        """32-bit words of one line of a packed tree mask; 0 without a tree."""
         return -(-self.max_draft_tokens // 32)
 
     @property
@@ -317,7 +316,7 @@ class MlaConfig:
             allowed = f"a multiple of {multiple} in {self.cache_format}"
             raise InvalidArgument("block_size", self.block_size, allowed)
         if not self.is_fp8 and self.cache_format != plain:
-            allowed = f"{plain}, or None for the same format, with {self.dtype}"
+            allowed = f"{plain} (or None) with {self.dtype}, or an FP8 format"
             raise InvalidArgument("cache_format", self.cache_format, allowed)
 
     def _warn_of_scale(self) -> None:

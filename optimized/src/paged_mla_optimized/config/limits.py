@@ -31,5 +31,5 @@ which has at most 65535 programs."""
 
 
 def largest_power_of_two(most: int) -> int:
-    """Return the largest power of two that is at most `most`, or 1 if `most` is less than 1."""
+    """Return the largest power of two that is at most `most`, or 1 if `most` is 0."""
     return 1 << max(most.bit_length() - 1, 0)

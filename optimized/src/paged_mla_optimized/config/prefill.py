@@ -29,7 +29,7 @@ class PrefillConfig:
     num_heads : int
         H, heads on this rank; 1 to 128.
     softmax_scale : float
-        Factor of the logits; finite and > 0. Use the model's value (S-5).
+        Factor of the scores; finite and > 0. Use the model's value (S-5).
     max_rows, max_tokens : int
         The largest B of any step, 1 to 32766, and the largest T, 1 to 2^23
         (:mod:`~paged_mla_optimized.config.limits`). The number of keys has no limit.

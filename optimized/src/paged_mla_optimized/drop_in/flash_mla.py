@@ -2,8 +2,8 @@
 
 ``from paged_mla_optimized.drop_in.flash_mla import get_mla_metadata, flash_mla_with_kvcache``
 replaces ``from flash_mla import ...``. Signatures, shapes and conventions are those of
-``flash_mla/flash_mla_interface.py`` at commit 9241ae3. The module supports 16-bit caches with pages
-of any size and rows of any ``seq_len_q``, on every architecture that
+``flash_mla/flash_mla_interface.py`` at commit 9241ae3. The module supports caches of
+bfloat16, float16 and float32 and rows of any ``seq_len_q``, on every architecture that
 :class:`~paged_mla_optimized.api.paged_mla.PagedMla` supports. Sparse attention, sinks, extra caches
 and FP8 caches raise ``Unsupported``.
 """
@@ -60,8 +60,9 @@ class _Config(MlaConfig):
 class FlashMLASchedMeta(Uncopied):
     """How a step is divided over the device; it is empty until the step's first call.
 
-    :func:`get_mla_metadata` returns one for each step. The first :func:`flash_mla_with_kvcache`
-    with it plans the step, and the calls of the other layers use the same plan.
+    Get a new object from :func:`get_mla_metadata` for each step. The first call of
+    :func:`flash_mla_with_kvcache` with the object plans the step, and the calls of the other layers
+    use the same plan.
     """
 
     def __init__(self) -> None:
@@ -150,10 +151,12 @@ def flash_mla_with_kvcache(
     ----------
     q : dtype [B, S, H, D]
         Absorbed queries, rotated part last. The dtype is bfloat16, float16 or float32. The last
-        stride is 1.
+        stride is 1. B is at most 32766, or 16383 if `causal` is true and S is above 1; B * S is at
+        most 2^23.
     k_cache : dtype [num_blocks, page_block_size, H_kv, D]
         The cached tokens of each of H_kv key heads; H is a multiple of H_kv, at most 128 times.
-        Pages have 1 to 32768 tokens. The last stride is 1.
+        Pages have 1 to 32768 tokens. The last stride is 1, and the stride of tokens is less than
+        2^24 elements.
     block_table : int32 [B, M]
         The pages of each row in order. Entries after a row's last page may have any value.
     cache_seqlens : int32 [B]
@@ -267,7 +270,7 @@ def _check_values(
     cache_seqlens: torch.Tensor,
     block_table: torch.Tensor,
 ) -> None:
-    """Check lengths and pages of the caller's rows, which differ from the planned; synchronizes.
+    """Check lengths and pages of the caller's rows, which are not the planned rows; synchronizes.
 
     A causal row with fewer tokens than queries is legal here, like a row of another mask (S-2).
     """
@@ -297,7 +300,7 @@ def _refuse_options(*, is_fp8_kvcache: bool, **options: object) -> None:
     is_fp8 = _flag("is_fp8_kvcache", is_fp8_kvcache) or None
     for name, value in {"is_fp8_kvcache": is_fp8, **options}.items():
         if value is not None:
-            raise Unsupported(f"{name} is not supported; use dense attention and a 16-bit cache")
+            raise Unsupported(f"{name} is not supported; use dense attention and no FP8 cache")
 
 
 def _int32(
@@ -330,16 +333,16 @@ def _config(
     _, block_size, kv_heads, _ = k_cache.shape
     check_between(1, MAX_BLOCK_SIZE, **{"page_block_size of k_cache": block_size})
     if kv_heads == 0 or heads == 0 or heads % kv_heads:
-        raise InvalidArgument("q", f"{heads} heads", f"a multiple of the k_cache's {kv_heads}")
+        raise InvalidArgument("q", f"{heads} heads", f"a multiple of the {kv_heads} of k_cache")
     if heads // kv_heads > MAX_HEADS:
-        allowed = f"at most {MAX_HEADS} for each"
+        allowed = f"at most {MAX_HEADS} for each head of k_cache"
         raise Unsupported(
-            f"q of {heads} heads over {kv_heads} of k_cache is not supported; use {allowed}"
+            f"q of {heads} heads is not supported for {kv_heads} of k_cache; use {allowed}"
         )
     rank = integer("head_dim_v", head_dim_v)
     rotated = width - rank
     if rank not in _VALUE_WIDTHS or rotated not in _ROTATED_WIDTHS:
-        served = f"head_dim_v in {_VALUE_WIDTHS}, and {_ROTATED_WIDTHS} more in head_dim"
+        served = f"head_dim_v in {_VALUE_WIDTHS}, and head_dim - head_dim_v in {_ROTATED_WIDTHS}"
         raise Unsupported(f"head_dim_v {rank} with head_dim {width} is not supported; use {served}")
     scale = width**-0.5 if softmax_scale is None else softmax_scale
     check_scale("softmax_scale", scale)

@@ -166,6 +166,6 @@ def _column(name: str, lens: torch.Tensor, new: torch.Tensor | None = None) -> t
 
 
 def _headless(name: str, tensor: torch.Tensor, axes: int) -> torch.Tensor:
-    """Return a tensor with `axes` axes, without axis 1 of its one head if it has one more."""
+    """Return a tensor without axis 1, which is of its one head, if it has ``axes + 1`` axes."""
     check_kind(name, tensor, torch.Tensor)
     return tensor.squeeze(1) if tensor.ndim == axes + 1 else tensor

@@ -67,8 +67,8 @@ def capacities(
         Whether the scheduler may choose longer chunks, up to ``max_prefill_tokens``. While it
         starts, it then also tries chunks up to a quarter longer than ``chunked_prefill_size``.
     graph_tokens : int
-        The number of tokens of the largest prefill graph, 0 without. SGLang may capture graphs that
-        are longer than a chunk.
+        The number of tokens of the largest prefill graph, 0 without prefill graphs. SGLang may
+        capture graphs that are longer than a chunk.
     max_prefill_tokens, context_len : int
         The scheduler's limit for one step, and the longest context.
     query_len : int

@@ -10,7 +10,7 @@ from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods
 )
 from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
 
-_LIKE = "fa3"  # its prefill over per-head keys runs short prompts in one call, others in chunks
+_LIKE = "fa3"  # its prefill over per-head keys runs short prompts in one call, long ones in chunks
 _CODED: set[str] = set()  # backend names of models with FP8 caches
 _JOINED: set[str] = set()  # backend names of models that need queries and keys joined
 
@@ -26,8 +26,8 @@ def teach(name: str, *, is_fp8: bool, takes_parts: bool) -> None:
     name : str
     is_fp8 : bool
         Whether the cache contains FP8 codes. SGLang's own cache writer, which runs with attention
-        over per-head keys, does not apply a scale. Layers with a scale therefore attend over
-        latents.
+        over per-head keys, does not apply a scale. Layers whose scale is not 1 therefore attend
+        over latents.
     takes_parts : bool
         Whether layers pass queries and keys in two parts, latent and rotated, instead of in one
         tensor that needs a copy.

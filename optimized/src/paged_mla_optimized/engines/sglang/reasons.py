@@ -66,7 +66,7 @@ def refuse_extras(extras: dict[str, Any]) -> None:
 
 
 def refuse_mixed_scales(scales: set[float | None], backends: tuple[str, str]) -> None:
-    """Reject an FP8 cache with a scale that two backends write.
+    """Reject an FP8 cache with a scale other than 1 if two backends write to it.
 
     Some of SGLang's backends do not divide by the scale when they write.
 

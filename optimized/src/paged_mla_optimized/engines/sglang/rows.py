@@ -20,7 +20,7 @@ _TABLE_MULTIPLE = 8
 
 
 class Rows:
-    """A :class:`~paged_mla_optimized.api.paged_mla.PagedMla` with the inputs of a SGLang backend.
+    """A :class:`~paged_mla_optimized.api.paged_mla.PagedMla` with the inputs of an SGLang backend.
 
     Draft trees use a second instance.
 
@@ -101,7 +101,7 @@ class Rows:
         """
         rows = len(seq_lens)
         self._planned = self._causal if mask is None else self._of_trees()
-        check_capacity(self._planned.config, rows, rows * query_len)  # the size of `_numbers`
+        check_capacity(self._planned.config, rows, rows * query_len)  # the length of `_numbers`
         self._planned.plan(
             MlaStep(
                 self._numbers[: rows + 1] * query_len,

@@ -58,7 +58,7 @@ def run_scenes(module: str, options: argparse.Namespace) -> Iterator[dict[str, A
 def run_apart(
     module: str, name: str, folder: Path, options: list[str], deadline: float
 ) -> dict[str, Any]:
-    """Run one workload in a process; return its last result, or the ``error`` without a result.
+    """Run one workload in a process; return its last result, or an ``error`` if it has none.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def run_apart(
 
 
 def reason(log: Path) -> str:
-    """Return the last line of a log that names an error, or its last line."""
+    """Return the last line of a log that contains "Error", or the last line that is not empty."""
     lines = log.read_text(errors="replace").split("\n")
     said = [line for line in lines if line.strip()]
-    return next((line for line in reversed(said) if "Error" in line), (said or ["silence"])[-1])
+    return next((line for line in reversed(said) if "Error" in line), (said or ["no output"])[-1])

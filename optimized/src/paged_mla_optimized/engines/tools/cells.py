@@ -94,7 +94,8 @@ class Command:
             "repeats": options.repeats,
             "command": self._command(),
         }
-        # Without it a second profiler run with CUDA graphs may crash. Engines inherit the variable.
+        # A second profiler run with CUDA graphs may crash without this variable, which engines
+        # inherit.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
         timed = {name: _Cells(name, options, facts) for name in options.backends}
         end = time.monotonic() + options.seconds
@@ -256,7 +257,11 @@ class _Cells:
     ) -> None:
         expected, start = timer.seconds(cell), time.monotonic()
         if expected > self.deadline - start:
-            print(f"{self.name} {cell} {what}: skipped, would take {expected:.0f} s", flush=True)
+            print(
+                f"{self.name} {cell} {what}: skipped, {expected:.0f} s expected "
+                "(inf: the cache is too small)",
+                flush=True,
+            )
             return
         with limit(expected + _PATIENCE):
             found = measure(cell)

@@ -84,7 +84,7 @@ def judge(
             problem = problem or _beyond(mine[0]["passes"], _own(name, known, scenes, ours))
         else:
             problem = f"{ours} has no result: {result.get('error', f'see {name}.log')}"
-        print(f"{name:{width}} {problem or 'passed: within the distance of its own backends'}")
+        print(f"{name:{width}} {problem or 'passed: within the distance of other backends'}")
         found[name] = problem
     return found
 
@@ -138,7 +138,7 @@ def _facts(engine: str) -> dict[str, str]:
 def write(
     stem: Path, engine: str, ours: str, results: dict[str, Result], problems: dict[str, str]
 ) -> None:
-    """Write results and the problems that :func:`judge` returned with :func:`add`.
+    """Add results, with the problems that :func:`judge` returned, to the files of :func:`add`.
 
     Parameters
     ----------

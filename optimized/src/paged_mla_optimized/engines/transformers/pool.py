@@ -64,7 +64,8 @@ class LatentPool(Uncopied):
     Raises
     ------
     InvalidArgument
-        A size is not an integer or is below 1, or `model` is not a module.
+        A size is not an integer, is below 1 or exceeds its limit in :class:`MlaConfig`; or `model`
+        is not a module.
     Unsupported
         The model has another attention or a sliding window; a ``kv_b_proj`` is adapted, hooked,
         patched, quantized, offloaded or divided; layers differ in softmax scale, dtype or device.

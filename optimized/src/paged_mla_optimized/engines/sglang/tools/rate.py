@@ -84,7 +84,7 @@ def run(
         chunked_prefill_size=8192,
         max_total_tokens=tokens // _PAGE * _PAGE,
         mem_fraction_static=0.8,
-        custom_sigquit_handler=survive,  # this process must live on for other backends
+        custom_sigquit_handler=survive,  # this process then runs other backends
         **prompts_by_default(backend),
     )
 
