@@ -35,7 +35,8 @@ def printable(text: object) -> str:
 def in_script(data: Any) -> str:
     """Return data as JSON that is safe in a script of a page, for any texts in it.
 
-    Every "<" is escaped, because a browser interprets ``</script>`` and ``<!--`` in a script.
+    Every "<" is escaped, because a browser interprets ``</script>`` and ``<!--`` in a script. A
+    number that is not finite raises ``ValueError``.
     """
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 

@@ -37,11 +37,11 @@ def dtype_name(dtype: DTypeLike) -> str:
 
 
 def bits(array: NDArray[Any]) -> NDArray[Any]:
-    """View `array` as unsigned integers of the same width."""
+    """View `array`, of 1, 2 or 4 bytes per element, as unsigned integers of the same width."""
     return array.view(_UNSIGNED[array.dtype.itemsize])
 
 
 def largest_below(name: str, bound: float) -> float:
-    """Return the largest magnitude of dtype `name` that is finite and at most `bound`."""
+    """Return `bound`, or the largest finite number of dtype `name` if that is smaller."""
     info = ml_dtypes.finfo(numpy_dtype(name))  # type: ignore[no-untyped-call]  # ml_dtypes has no types
     return min(bound, float(info.max))

@@ -30,7 +30,7 @@ from paged_mla_shared.strides import is_spread, laid_out, memory_of
 from paged_mla_shared.typed import build
 
 VERSIONS = ("1", "2", "3")
-"""Versions of the format; a file gets the earliest version that has all its fields."""
+"""Versions of the format; a file gets the earliest version that has all its fields and texts."""
 LSE_BASES = ("e", "2")
 
 _VERSION_KEY = "paged_mla_dump"
@@ -70,6 +70,7 @@ class Field:
 
 
 def _fixed(what: str, dtype: str, *axes: str | int) -> Field:
+    """Return a field with the same type and axes for every problem."""
     return Field(what, lambda _: axes, lambda _: dtype)
 
 
@@ -83,6 +84,8 @@ def _of_heads(what: str, *axes: str, dtype: str | None = None) -> Field:
 
 
 def _cache(when: str) -> dict[str, Field]:
+    """Return the fields of the cache "before" or "after" the append, by name."""
+
     def rows(problem: Problem) -> Shape:
         return "N", problem.block_size, problem.layout.format.row(problem.dims)[1]
 
@@ -228,13 +231,14 @@ class Dump:
     products: str = "exact"
 
     def check(self) -> None:
-        """Compare every tensor with its field.
+        """Check the words of the dump, and compare every tensor with its field.
 
         Raises
         ------
         InvalidArgument
-            A name is unknown, a tensor has another type or shape, or two tensors have different
-            lengths of the same axis.
+            The base, the products, the cache format, the dtype or the name of a tensor is unknown,
+            a tensor has another type or shape, or two tensors have different lengths of the same
+            axis.
         """
         _one_of("lse_base", self.lse_base, LSE_BASES)
         _one_of("products", self.products, PRODUCTS)

@@ -128,7 +128,7 @@ class CacheFormat:
 
     @property
     def couples_tokens(self) -> bool:
-        """Whether the value that is read for a token depends on tokens cached before it."""
+        """Whether the bytes and the value of a cached token depend on other tokens of its block."""
         return self.scale_tensor is ScaleTensor.PER_GROUP
 
     @property

@@ -141,7 +141,7 @@ def _repeat_keys(
 
 
 def put_odd_values(values: NDArray[Any]) -> None:
-    """Set most places of `values` [T, width] to bit patterns that a conversion would change."""
+    """Set most places of `values` [T, width] to -0.0, a subnormal, infinity or signaling NaN."""
     whole = bits(values)
     sign = 1 << (8 * values.itemsize - 1)
     infinity = int(bits(np.array([np.inf], values.dtype))[0])
@@ -154,7 +154,7 @@ def put_odd_values(values: NDArray[Any]) -> None:
 def _magnitudes(
     case: Case, dims: MlaDims, rng: np.random.Generator, tokens: int
 ) -> tuple[Scale, Scale]:
-    """Return the factors of the latents and of the keys of so many tokens."""
+    """Return the factors of the latents and of the keys of `tokens` tokens."""
     latents: Scale = case.latent_scale
     keys: Scale = case.key_scale
     width = dims.kv_lora_rank // 4

@@ -19,7 +19,9 @@ def whole(least: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if not least <= number < 2**63:
-            raise argparse.ArgumentTypeError(f"got {text[:30]!r}; allowed: integers >= {least}")
+            raise argparse.ArgumentTypeError(
+                f"got {text[:30]!r}; allowed: integers >= {least} and < 2^63"
+            )
         return number
 
     return parse

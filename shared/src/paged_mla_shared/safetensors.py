@@ -6,7 +6,7 @@ bytes of the tensors, C-contiguous and little-endian, without gaps between them:
     {"__metadata__": {"key": "text"}, "name": {"dtype": "BF16", "shape": [2, 3],
      "data_offsets": [0, 12]}}
 
-The safetensors library cannot load bfloat16 and e4m3 into NumPy, nor return the texts of a file.
+The safetensors library cannot load e4m3 into NumPy, and accepts a header with a duplicate name.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def memory_of(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_spread(array: NDArray[Any]) -> bool:
-    """Return whether :func:`memory_of` differs from that of a contiguous array."""
+    """Return whether an array is not C-contiguous, and :func:`memory_of` does not copy it."""
     return not array.flags.c_contiguous and np.shares_memory(memory_of(array), array)
 
 

@@ -40,11 +40,11 @@ class Taps:
     ----------
     token, head : int
     keys : int64 [K]
-        The keys that it saw, in the order in which it read them.
+        The index of each key inside the row, in the order in which the kernel read the keys.
     scores : float32 [K]
         The scaled score of each key.
     spans : int64 [S, 2]
-        The first and the last key of each part of the work.
+        The index of the first and of the last key of each part of the work.
     highest, total : float32 [S]
         The largest score of each part, and the sum of ``exp(score - highest)``.
     part_lse : float32 [S]

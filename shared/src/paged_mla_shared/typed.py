@@ -130,6 +130,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _at(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the function's result; its errors name `place`."""
     try:
         return function(*arguments)
     except InvalidArgument as error:
@@ -137,5 +138,6 @@ def _at(place: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _below(place: str, error: InvalidArgument) -> InvalidArgument:
+    """Return the error with `place` in front of its argument, as a path."""
     dot = "." if error.argument and not error.argument.startswith("[") else ""
     return InvalidArgument(f"{place}{dot}{error.argument}", error.given, error.allowed)

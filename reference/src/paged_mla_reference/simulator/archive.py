@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paged_mla_shared.documents import LARGEST, check_file, parse_object
 from paged_mla_shared.errors import InvalidArgument
 
-LARGEST_ARRAYS = 1 << 30  # bytes of arrays that one call reads
+LARGEST_ARRAYS = 1 << 30  # most bytes of arrays that one call reads
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _DTYPES = {text: np.dtype(text) for text in ("|b1", "|u1", "<u2", "<u4", "<i4", "<i8", "<f8")}
@@ -87,6 +87,7 @@ class Archive:
             return np.frombuffer(file.read(size), dtype).reshape(shape).copy()
 
     def _size(self, name: str) -> int:
+        """Return the unpacked size of a member in bytes, or 0 if there is no such member."""
         return self._zip.NameToInfo[name].file_size if name in self._zip.NameToInfo else 0
 
     @contextmanager

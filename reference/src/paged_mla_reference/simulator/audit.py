@@ -51,7 +51,10 @@ class Audit:
             A length, a token or a slot is wrong.
         """
         if len(layout.seq_lens) != len(step.rows):
-            raise Violation(f"step {step.number}: the layout has {len(layout.seq_lens)} rows")
+            raise Violation(
+                f"step {step.number}: the layout has {len(layout.seq_lens)} rows, "
+                "but the step has another number of rows"
+            )
         written: set[int] = set()
         for b, row in enumerate(step.rows):
             self._check_lengths(step, b, row, layout)
@@ -101,7 +104,11 @@ class Audit:
             )
 
     def _check_tokens(self, step: Step, b: int, row: Row) -> None:
-        """Check that the tokens of a row are the request's tokens after its computed tokens."""
+        """Check the tokens of a row that are not drafts, and note which tokens it computes.
+
+        The function compares the first token, or every token of a prefill, with the request. It
+        does not compare rows that compute drafts.
+        """
         request, answered = row.request, self._answered.setdefault(row.request.id, set())
         self._requests[request.id] = request
         certain = row.query_len if row.kind is Kind.PREFILL else 1
@@ -122,8 +129,10 @@ class Audit:
             slot = self._slot(layout, b, index)
             held = self._held.get(slot)
             if held != state:
-                found = "nothing" if held is None else "a token of another prefix"
-                raise Violation(f"{_place(step, b, row)}: index {index}, slot {slot}: {found}")
+                found = "no token" if held is None else "a token of another prefix"
+                raise Violation(
+                    f"{_place(step, b, row)}: index {index} is in slot {slot}, which has {found}"
+                )
 
     def _slot(self, layout: Layout, b: int, index: int) -> int:
         block, offset = divmod(index, self._span)

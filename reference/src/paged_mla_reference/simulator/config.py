@@ -89,8 +89,8 @@ class EngineConfig:
     drafts : Drafts, optional
     buckets : tuple of int
         Numbers of rows of captured graphs, ascending, 1 to 2^16. A step without prefill rows is
-        padded to the next larger bucket. Steps with prefill rows, and steps with more rows than
-        every bucket, run without padding.
+        padded to the smallest bucket with enough rows. Steps with prefill rows, and steps with more
+        rows than every bucket, run without padding.
     padded_query_len : {0, 1}
         Query tokens of a padded row.
     group : ContextParallel
@@ -155,7 +155,7 @@ class EngineConfig:
 
     @property
     def lookahead(self) -> int:
-        """Largest number of draft tokens of a row in addition to its request's tokens."""
+        """Number of tokens for which a row may need blocks in addition to its request's tokens."""
         return 0 if self.drafts is None else self.drafts.max_nodes
 
     @property

@@ -103,12 +103,14 @@ class Dense:
         return keys[:length]
 
     def _key(self, state: State, position: int) -> Array:
+        """Return a token's rotated key as attention reads it from the cache, [R+P]."""
         ckv, k_pe = self._model.latent(state)
         if self._problem.rope is not None:
             k_pe = round_to(self._turned(k_pe, position), self._problem.dtype)
         return np.hstack([widen(x)[0] for x in as_cached(self._layout, ckv[None], k_pe[None])])
 
     def _query(self, state: State, position: int, rounding: Rounding) -> Array:
+        """Return a token's rotated query; with ``SPEC``, its rotation is rounded, [H, R+P]."""
         q_nope, q_pe = self._model.query(state)
         if self._problem.rope is not None:
             q_pe = self._turned(q_pe, position)

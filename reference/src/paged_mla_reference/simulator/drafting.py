@@ -39,7 +39,10 @@ class Drafter:
         return made
 
     def trees(self, running: Sequence[Running]) -> list[Row]:
-        """Return one tree row per request, or an empty list if there are too few blocks."""
+        """Return one tree row per request, or an empty list if there are too few blocks.
+
+        Each request takes the blocks of its tree.
+        """
         rows: list[Row] = []
         for seq in running:
             tokens, parents = tree_of(seq.request.tokens[seq.computed], self.branches(seq))
@@ -57,7 +60,9 @@ class Drafter:
         return (known + rejected)[: self.drafts.window]
 
     def steps(self, running: Sequence[Running]) -> Iterator[list[Row]]:
-        """Run new branches through the cache, one step per token of a branch (S-15).
+        """Yield the rows of each step that runs new branches through the cache (S-15).
+
+        A step has one token of each branch.
 
         Branches share the full blocks of their request. Each branch continues in its own blocks.
         Its first step writes the tokens of the request's last, partial block to them again, so no
@@ -78,6 +83,7 @@ class Drafter:
             self.pool.release(blocks)
 
     def _draft_row(self, seq: Running, branch: tuple[int, ...], own: list[int], step: int) -> Row:
+        """Return the row of one branch; in step 0, it begins with the tokens of a partial block."""
         shared = seq.computed // self.span
         blocks = (*seq.blocks[:shared], *own)
         if step > 0:

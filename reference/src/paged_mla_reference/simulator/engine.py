@@ -32,7 +32,7 @@ class Engine:
     Each step first schedules the running requests, in the order of their admission. If there are
     not enough blocks, it preempts the request that was admitted last: the request loses its blocks,
     and its tokens are computed again later. Then the step admits waiting requests while there are
-    enough rows, budget and blocks.
+    enough rows, budget and blocks. A step that preempts a request admits none.
 
     Parameters
     ----------
@@ -94,7 +94,10 @@ class Engine:
         self.waiting.append(Sequence(request, known=len(request.prompt)))
 
     def abort(self, request_id: str) -> None:
-        """Remove a request before the next round; ignore unknown ids, because clients race."""
+        """Remove a request before the next step; if drafts are running, after their verification.
+
+        Ignore an unknown id, because the request may have finished before its client aborted it.
+        """
         self._aborted.add(request_id)
 
     def step(self) -> Step:
@@ -121,6 +124,7 @@ class Engine:
             yield self._close(self._causal_rows(), Mask.CAUSAL)
 
     def _only_decoding(self) -> bool:
+        """Return whether all running requests decode, and no waiting request can join them."""
         if any(seq.prefilling or seq.window_due for seq in self.running):
             return False
         full = len(self.running) == self.config.max_rows
@@ -172,6 +176,7 @@ class Engine:
         return self.pool.can_grow(seq.blocks, seq.computed + len(tokens))
 
     def _wanted(self, seq: Sequence, budget: int) -> tuple[Kind, tuple[int, ...]]:
+        """Return the kind and the tokens of a request's next row; no token without budget."""
         known = seq.request.tokens[seq.computed : seq.known]
         if seq.prefilling:
             return Kind.PREFILL, known[: min(self.config.max_chunk, budget)]

@@ -36,7 +36,7 @@ def follow(state: State, token: int) -> State:
 
 
 class Histories:
-    """The states of the tokens of requests; each state is computed once."""
+    """The states of the tokens of requests; each state of a request's own token is kept."""
 
     def __init__(self) -> None:
         self._states: dict[str, list[State]] = {}

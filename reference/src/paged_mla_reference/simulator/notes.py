@@ -105,6 +105,6 @@ def note_accepted(coverage: Coverage, rows: Many[Row], accepted: Many[list[int]]
 
 
 def note_window(coverage: Coverage, seq: Sequence, row: Row) -> None:
-    """Count whether a window reaches past the accepted tokens, before its outputs are committed."""
+    """Count whether a window reaches past the accepted tokens; call it before ``commit``."""
     past = row.query_len > seq.known - row.committed
     coverage.note(Situation.WINDOW_PAST_ACCEPTED if past else Situation.WINDOW_ALL_ACCEPTED)

@@ -1,11 +1,11 @@
 """Logs of real traffic as a workload.
 
-A log has one JSON object per line, for one request. Blank lines are skipped, and a null value is
-the same as a missing key.
+A log has one JSON object per line, for one request. Blank lines are skipped. A null value is the
+same as a missing key, except that ``prefix_len`` and ``extra_keys`` may not be null.
 
 =================  ==========================================================================
 ``id``             string, distinct; the default is the line's number
-``arrival``        number >= 0, the time since the start of the log in its unit; required
+``arrival``        number >= 0, the time since the start of the log, in any unit; required
 ``prompt``         list of token ids; either ``prompt`` or ``prompt_len`` is required
 ``prompt_len``     number of prompt tokens; their ids are random and differ between requests
 ``prefix_group``   string; with ``prompt_len``, requests of one group start with the same
@@ -146,6 +146,7 @@ def _request(number: int, line: _Line, steps_per_unit: float) -> Request:
 
 
 def _step(name: str, time: float, steps_per_unit: float) -> int:
+    """Return the engine step at a time of the log, rounded down."""
     steps = time * steps_per_unit
     if not 0 <= steps <= LATEST_STEP:
         latest = f"{LATEST_STEP / steps_per_unit:g}, the time of step {LATEST_STEP}"

@@ -115,14 +115,14 @@ class Scenario:
 
 
 def drive(engine: Engine, requests: Sequence[Request]) -> Iterator[Step]:
-    """Run an engine until every request is finished; return its steps one after the other.
+    """Run an engine until every request is finished or aborted, and yield its steps.
 
     Each request is submitted at its arrival and aborted at its ``abort`` step.
 
     Raises
     ------
     InvalidArgument
-        The work of the steps is more than ``MOST_WORK``.
+        The work of the steps is more than ``MOST_WORK``, or the engine rejects a request.
     """
     coming = sorted(requests, key=lambda request: request.arrival)[::-1]
     leaving = sorted(
@@ -152,7 +152,7 @@ def load_scenario(path: Path) -> Scenario:
     Raises
     ------
     InvalidArgument
-        The file has another version of the format, or does not hold a scenario.
+        The file cannot be read, has another version of the format, or contains no scenario.
     """
     fields = read_object(path)
     take_version(fields, "version", VERSION, str(path))

@@ -52,7 +52,7 @@ def tree_of(
 
 
 def accepted_path(tokens: Sequence[int], parents: Sequence[int], truth: Sequence[int]) -> list[int]:
-    """Return the drafts below node 0 that the model would have generated, in order."""
+    """Return the nodes below node 0 whose tokens the model generates next, in order."""
     nodes = enumerate(zip(parents, tokens, strict=True))
     children = {parent_and_token: node for node, parent_and_token in nodes}
     path: list[int] = []

@@ -16,7 +16,7 @@ class Kind(StrEnum):
     DECODE = "decode"  # computes the newest sampled token
     VERIFY = "verify"  # computes the newest sampled token and a chain of drafts
     TREE = "tree"  # computes the newest sampled token and a tree of drafts
-    DRAFT = "draft"  # computes one branch of a draft (S-15)
+    DRAFT = "draft"  # computes the next token of one draft branch (S-15)
     WINDOW = "window"  # computes accepted tokens again, at their own slots (S-16)
 
 

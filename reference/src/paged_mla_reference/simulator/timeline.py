@@ -83,6 +83,7 @@ class Timeline:
         }
 
     def _lane(self, request_id: str, prompt: int, output: int) -> int:
+        """Return the number of a request; add a new request to the recorded requests."""
         if request_id not in self._lanes:
             self._lanes[request_id] = len(self._lanes)
             self._requests.append({"id": request_id, "prompt": prompt, "output": output})

@@ -122,7 +122,7 @@ class Recorder:
         self._pairs = self._batches = 0  # a pair: a query and a key; a batch: a step and a rank
 
     def record(self, step: Step) -> Iterator[TraceStep]:
-        """Return one trace step per rank.
+        """Yield one trace step per rank.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class Recorder:
 def record(
     scenario: Scenario, dims: MlaDims, dtype: str, engine: Engine | None = None
 ) -> Iterator[TraceStep]:
-    """Run a scenario and return its trace step by step; do not keep earlier steps.
+    """Run a scenario and yield its trace steps, without keeping earlier steps.
 
     Parameters
     ----------
@@ -176,6 +176,11 @@ def record(
     dtype : str
     engine : Engine, optional
         A new engine with the scenario's config, for callers that read its state.
+
+    Raises
+    ------
+    InvalidArgument
+        The rules forbid the problem, or the steps are too much work.
     """
     engine = engine or Engine(scenario.config)
     recorder = Recorder(trace_of(scenario, dims, dtype), engine)

@@ -155,7 +155,7 @@ class Work:
         Raises
         ------
         InvalidArgument
-            All steps up to this step are more than ``MOST_WORK``.
+            The work of all steps up to this step is more than ``MOST_WORK``.
         """
         engine = self._engine
         self._done += _OF_STEP + _OF_REQUEST * (len(step.rows) + len(engine.running))

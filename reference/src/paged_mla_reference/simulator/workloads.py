@@ -1,4 +1,8 @@
-"""Seeded workloads: kinds of traffic that stress a paged cache."""
+"""Seeded workloads: kinds of traffic that stress a paged cache.
+
+Each workload takes a seed, a number of requests (of chats for ``multi_turn``), and a number of
+tokens that scales the lengths of prompts and outputs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ def tokens(rng: random.Random, count: int) -> Tokens:
 
 
 def near(rng: random.Random, length: int) -> int:
-    """Return a length around `length`, at least 1."""
+    """Return a random length, about 0.5 to 1.5 times `length` and at least 1."""
     return max(1, length + rng.randint(-length // 2, length // 2))
 
 

@@ -127,7 +127,7 @@ def most_turned(count: int) -> int:
     """Return how many of `count` rotated elements may be rounded to their other neighbor (S-12).
 
     The limit is for 8-bit and 16-bit elements. The float32 error of a rotation reaches the midpoint
-    between two of their numbers for about one element in some hundreds. If more than an eighth of
+    between two of their numbers for less than one element in a thousand. If more than an eighth of
     the elements differ, the implementation does not round to nearest.
     """
     return count // 8 + 2

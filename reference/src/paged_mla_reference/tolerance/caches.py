@@ -227,7 +227,8 @@ def check_left(
     ----------
     batch : Batch
     pairs : sequence of tuple
-        For each input its name, the array after the call, and the array before the call.
+        For each input its name, the array after the call, and the array before the call, both
+        [T, width].
 
     Raises
     ------

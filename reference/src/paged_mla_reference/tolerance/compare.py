@@ -42,7 +42,7 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True)
 class Check:
-    """A passed comparison: its worst error relative to the budget, and the budget there."""
+    """A passed comparison: the error that is the largest part of its budget, and this budget."""
 
     what: str
     error: float
@@ -349,6 +349,7 @@ def _within(
     *,
     place: Place | None = None,
 ) -> Check:
+    """Check that the error of every element is within its budget."""
     error = np.abs(actual.astype(np.float64) - exact.astype(np.float64))
     allowed = np.broadcast_to(budget, error.shape)
     wrong = ~(error <= allowed)  # NaN never satisfies a budget

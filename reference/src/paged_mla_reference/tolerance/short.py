@@ -70,7 +70,7 @@ def check_short(
     -------
     list of Check
         Root mean squares, one for each number of keys that enough queries see. The list is empty
-        in float32, and for cache formats in which tokens have their own scales.
+        in float32, and for cache formats with ``has_own_scales``.
 
     Raises
     ------

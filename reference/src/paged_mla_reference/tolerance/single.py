@@ -122,7 +122,7 @@ def slack(problem: Problem, exact: Answer, counts: NDArray[np.int64]) -> NDArray
     problem : Problem
     exact : Answer
     counts : int [T]
-        The result of :func:`equal_values`.
+        The result of :func:`equal_values` or :func:`lone_keys`.
     """
     residue = _RESIDUES * _UNIT_ROUNDOFF * exact.score_bound.max(axis=1, initial=0.0)
     is_held = counts > 0

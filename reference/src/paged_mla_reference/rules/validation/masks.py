@@ -22,14 +22,16 @@ def validate_mask(problem: Problem, batch: Batch) -> None:
     """
     if problem.mask is not Mask.TREE:
         if batch.mask is not None:
-            raise InvalidArgument("mask", "a mask", f"no mask when the problem is {problem.mask}")
+            raise InvalidArgument(
+                "mask", "a mask", f"no mask if the problem's mask is {problem.mask}"
+            )
         return
     if batch.mask is None:
         raise InvalidArgument("mask", "none", f"a mask in the spelling {problem.mask_spelling}")
     longest = int(batch.query_lens.max(initial=0))
     if longest > problem.max_draft_tokens:
-        allowed = f"<= {problem.max_draft_tokens}"
-        raise InvalidArgument("max_draft_tokens", f"{longest} tokens in a row", allowed)
+        allowed = f"rows of at most {problem.max_draft_tokens} query tokens"
+        raise InvalidArgument("max_draft_tokens", f"a row of {longest} query tokens", allowed)
     if problem.mask_spelling is MaskSpelling.PACKED:
         _validate_packed(problem, batch, batch.mask)
     else:
