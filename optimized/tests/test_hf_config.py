@@ -175,6 +175,7 @@ INVALID = {
     "config.rope_scaling.mscale": yarn(mscale="1"),
     "rope.yarn.factor": yarn(factor="40"),
     "rope.yarn.beta_fast": yarn(beta_fast=-0.5),
+    "rope.yarn.mscale_all_dim": yarn(mscale=None, mscale_all_dim=-1),
     "config.model_type": {"model_type": ["deepseek_v3"]},
     "config.kv_lora_rank": {"kv_lora_rank": 10**400},
     "config.rope_scaling.rope_type": yarn(rope_type=["yarn"]),

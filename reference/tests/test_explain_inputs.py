@@ -10,11 +10,13 @@ from dumped import case, changed, dumped
 
 from paged_mla_reference.explain.checks.step import Step
 from paged_mla_reference.explain.explanation import Explanation, explain
+from paged_mla_reference.explain.render.maps import maps_of
 from paged_mla_reference.faults import CATALOGUE
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_shared.cases import Row
 from paged_mla_shared.dump import Dump, load_dump, save_dump
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Rope, RopePairing
 
 
 def appended(dump: Dump, name: str) -> tuple[Dump, CacheImage]:
@@ -59,10 +61,13 @@ def test_an_append_that_writes_its_inputs():
     assert named(found) == ["append-writes-its-inputs"]
 
 
+@pytest.mark.parametrize("rope", [None, Rope(RopePairing.NEOX)])
+@pytest.mark.parametrize("rows", [(Row(0, 0), Row(0, 0)), ()])
 @pytest.mark.parametrize("cache_format", ["fp32", "fp8_block_token", "fp8_ds_mla"])
-def test_an_idle_step(cache_format: str):
-    """S-2, S-6: rows that are padding have no block, which is no fault of theirs."""
-    idle = dumped(of=case(rows=(Row(0, 0), Row(0, 0)), cache_format=cache_format))
+def test_an_idle_step(cache_format: str, rows: tuple[Row, ...], rope: Rope | None):
+    """S-2, S-6: rows that are padding have no block, and a step may have no rows."""
+    idle = dumped(of=case(rows=rows, cache_format=cache_format, rope=rope))
     none = {name: idle.arrays[name][:0] for name in idle.arrays if name.startswith(("cache", "sc"))}
     found = explain(changed(idle, block_ids=idle.arrays["block_ids"][:0], **none))
+    maps_of(found.found)
     assert found.verdict.startswith("No rule is broken")

@@ -167,5 +167,9 @@ def test_arguments_that_are_not_tensors_are_rejected():
     zero, one = torch.zeros(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
     with pytest.raises(InvalidArgument, match="block_tables: got None; allowed: a Tensor"):
         attention.plan(zero, zero, one, torch.arange(3).int(), None, num_tokens=2)
+    with pytest.raises(InvalidArgument, match="cu_seqlens_q: got None; allowed: a Tensor"):
+        attention.plan(zero, zero, one, None, torch.zeros(2, 1, dtype=torch.int32), num_tokens=2)
+    with pytest.raises(InvalidArgument, match=r"block_tables: .*a tensor with 2 axes"):
+        attention.plan(zero, zero, one, torch.arange(3).int(), zero, num_tokens=2)
     with pytest.raises(InvalidArgument, match="latent_cache: got None; allowed: a Tensor"):
         attention.write(torch.zeros(2, R), torch.zeros(2, P), None)

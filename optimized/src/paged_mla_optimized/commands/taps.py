@@ -27,9 +27,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Write the taps of one query and head; return 0, or 2 if that is not possible."""
     parser = OneLineParser(prog="paged-mla taps", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump; see shared/docs/dump.md")
-    parser.add_argument("--token", type=whole(0), required=True, metavar="T")
-    parser.add_argument("--head", type=whole(0), default=0, metavar="H")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument(
+        "--token", type=whole(0), required=True, metavar="T", help="the query token"
+    )
+    parser.add_argument(
+        "--head", type=whole(0), default=0, metavar="H", help="the head (default: 0)"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the file with the taps"
+    )
     options = parser.parse_args(arguments)
     try:
         check_files(out=options.out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -178,8 +178,10 @@ def _rotation(config: object, dims: MlaDims, pairing: RopePairing) -> tuple[Rope
         raise Unsupported(
             f"{place}.{name}={kind!r} is not supported; use 'default', 'yarn' or 'deepseek_yarn'"
         )
-    rope = legal_rope(Rope(pairing, theta, _yarn(config, given, place)))
+    yarn = _yarn(config, given, place)
     of_all_dims = _number(given, place, "mscale_all_dim") or 0.0
+    legal_rope(Rope(pairing, theta, replace(yarn, mscale_all_dim=of_all_dims)))
+    rope = legal_rope(Rope(pairing, theta, yarn))
     return rope, yarn_mscale(given["factor"], of_all_dims)
 
 

@@ -163,6 +163,8 @@ def _accept_rotated(
     elements are rounded to their other neighbor.
     """
     mine, theirs = layout.field(actual, "k_pe"), layout.field(expected, "k_pe")
+    if not mine.size:
+        return Check("rotated k_pe", 0.0, 0.0)
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b) & is_rotated[..., None]
     a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
@@ -190,7 +192,8 @@ def _turned(
     right, mine = layout.scales(expected), layout.scales(actual)
     sizes = np.abs(widen(decode(layout.field(expected, "k_pe").view(np.uint8))))
     is_largest = (sizes == LARGEST).any(axis=-1) & is_rotated
-    turned: NDArray[np.bool_] = is_largest.reshape(*right.shape, -1).any(axis=-1)
+    tokens_of_a_scale = layout.block_size // right.shape[1]
+    turned: NDArray[np.bool_] = is_largest.reshape(*right.shape, tokens_of_a_scale).any(axis=-1)
     turned &= differs(mine, right)
     turned[turned] = scales_are_near(mine[turned], right[turned], dtype)
     return turned

@@ -107,7 +107,11 @@ class LatentAttention:
         """
         seq_lens = decode_lens(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time)
         rows = len(seq_lens)
-        check_kind("block_tables", block_tables, torch.Tensor)
+        given = {"cu_seqlens_q": (cu_seqlens_q, 1), "block_tables": (block_tables, 2)}
+        for name, (tensor, axes) in given.items():
+            check_kind(name, tensor, torch.Tensor)
+            if tensor.ndim != axes:
+                raise InvalidArgument(name, list(tensor.shape), f"a tensor with {axes} axes")
         self.mla.plan(
             MlaStep(
                 cu_seqlens_q[: rows + 1],

@@ -102,7 +102,7 @@ def _draw_heads(maps: Maps, step: Step, errors: Errors) -> None:
     if len(padding):
         lines.append(padding.max(axis=0))
         names.append("padding")
-    together = -(-len(lines) // MOST_LINES)
+    together = max(-(-len(lines) // MOST_LINES), 1)
     for start in range(0, len(lines), together):
         some = np.array(lines[start : start + together])
         last = min(start + together, len(lines)) - 1
