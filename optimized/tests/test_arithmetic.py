@@ -33,6 +33,14 @@ def test_the_page_has_the_table_of_the_code(tmp_path):
     assert copy.read_text() == PAGE.read_text()
 
 
+def test_a_page_that_does_not_exist_is_named(tmp_path, capsys):
+    missing = tmp_path / "missing.md"
+    with pytest.raises(SystemExit):
+        main(["--page", str(missing)])
+    assert f"--page: got {missing}; allowed: an existing file" in capsys.readouterr().err
+    assert not missing.exists()
+
+
 LISTED = [
     ("cvt.u64.u32", "sm80", "schedule_kernel", "i32"),
     ("cvt.f64.f32", "sm80", "append_kernel", "fp32"),

@@ -51,6 +51,14 @@ def test_a_table_that_cannot_be_made(monkeypatch, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+def test_a_dot_in_the_stem_of_a_table_stays(monkeypatch, tmp_path):
+    """S-20: the table of one version does not replace that of another."""
+    monkeypatch.setattr(table, "device_record", dict)
+    options = SimpleNamespace(only="", out=tmp_path / "h200.v2")
+    table.run([SimpleNamespace(name="row")], lambda _: {}, lambda _: "| row |", "| name |", options)
+    assert {path.name for path in tmp_path.iterdir()} == {"h200.v2.json", "h200.v2.md"}
+
+
 def test_work_of_a_case():
     """S-5: two products over every key, each cached row read once."""
     case = Case("two rows", num_heads=16, query_len=2, seq_lens=(100, 28))

@@ -413,6 +413,7 @@ def test_queries_that_ask_for_gradients(absorbed_rows):
     ("argument", "call"),
     [
         ("kv_b_proj", lambda: HeadWeights.of_kv_b_proj(torch.empty(7, R), 2, N)),
+        ("kv_b_proj", lambda: HeadWeights.of_kv_b_proj(torch.empty(2 * N, R), 2, N)),
         ("by_head", lambda: HeadWeights(torch.empty(2, N, R), N)),
         ("by_head", lambda: HeadWeights(torch._neg_view(torch.empty(2, N + V, R)), N)),
         ("kv_b_proj", lambda: HeadWeights.of_kv_b_proj(torch.empty(8, R).to_sparse(), 2, N)),

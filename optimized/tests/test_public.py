@@ -1,5 +1,9 @@
 """Names that engines import, new caches, and the products around absorbed attention."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from mla_step import P, R, config
@@ -97,3 +101,58 @@ def test_a_wrong_tensor_is_named(call, argument, change):
     with pytest.raises(InvalidArgument) as error:
         getattr(weights, call)(tensors["given"], out=tensors["out"])
     assert error.value.argument == name
+
+
+WITHOUT_A_DEVICE = """
+import torch
+import torch.distributed as dist
+
+import paged_mla
+from paged_mla import LayerConfig, MlaConfig, PrefillConfig, Unsupported
+
+dist.init_process_group("gloo", init_method="file://FOLDER/alone", rank=0, world_size=1)
+attention = MlaConfig(
+    num_heads=1, softmax_scale=1.0, kv_lora_rank=16, qk_rope_head_dim=16, dtype=torch.float32,
+    cache_format="fp32", block_size=4, max_rows=1, max_query_tokens=1, max_model_len=4,
+)
+layer = LayerConfig(attention=attention, qk_nope_head_dim=16, v_head_dim=16, workspace_tokens=64)
+prefill = PrefillConfig(
+    num_heads=1, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16, softmax_scale=1.0,
+    dtype=torch.float32, max_rows=1, max_tokens=1,
+)
+drafts = dict(
+    max_requests=1, branches=1, steps=1, prefix_width=1, own_width=1, block_size=4, device="cpu"
+)
+calls = {
+    "ContextParallelMla": lambda: paged_mla.ContextParallelMla(attention, device="cpu"),
+    "DraftSteps": lambda: paged_mla.DraftSteps(**drafts),
+    "MlaLayer": lambda: paged_mla.MlaLayer(layer, "cpu"),
+    "PagedMla": lambda: paged_mla.PagedMla(attention, "cpu"),
+    "Prefill": lambda: paged_mla.Prefill(prefill, "cpu"),
+    "merge_partials": lambda: paged_mla.merge_partials(
+        torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1)
+    ),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except Unsupported as error:
+        print(name, error)
+"""
+
+
+def test_no_kernel_starts_on_a_cpu_without_the_interpreter(tmp_path):
+    """Every class and function that launches kernels raises Unsupported."""
+    code = WITHOUT_A_DEVICE.replace("FOLDER", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    named = ("ContextParallelMla", "DraftSteps", "MlaLayer", "PagedMla", "Prefill")
+    message = "device cpu is not supported; use CUDA, or TRITON_INTERPRET=1 for a CPU"
+    assert done.stdout.splitlines() == [f"{name} {message}" for name in (*named, "merge_partials")]

@@ -78,9 +78,9 @@ def test_a_table_is_of_its_rows(name):
 @pytest.mark.parametrize("name", PEERS)
 def test_the_decode_page_is_generated_from_its_rows(name, tmp_path):
     facts = json.loads((REPORTS / f"{name}.json").read_text())
-    write(tmp_path / name, facts, facts.pop("rows"), PEERS[name])
+    write(tmp_path / f"{name}.v2", facts, facts.pop("rows"), PEERS[name])
     for suffix in (".md", ".json"):
-        page = (tmp_path / name).with_suffix(suffix).read_text()
+        page = (tmp_path / f"{name}.v2{suffix}").read_text()
         assert page == (REPORTS / name).with_suffix(suffix).read_text()
 
 

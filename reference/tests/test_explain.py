@@ -25,7 +25,7 @@ from paged_mla_reference.oracle import RIGHT
 from paged_mla_reference.rules.attention import attend_one
 from paged_mla_reference.rules.paging import context_lens, used_blocks
 from paged_mla_reference.rules.rounding import round_to
-from paged_mla_shared.cases import Row
+from paged_mla_shared.cases import GROUPS, Case, Row
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
@@ -206,6 +206,39 @@ def test_without_a_cache():
     assert first is not None
     assert first.rule == "S-9"
     assert "token 3" in first.detail
+
+
+@pytest.mark.parametrize("lse", [0.0, -np.inf])
+def test_an_unwritten_output_without_a_cache(lse: float):
+    """S-5: an output of 0 with an lse that no keys can have is wrong."""
+    dump = dumped(without=CACHE)
+    out, wrong = dump.arrays["out"].copy(), dump.arrays["lse"].copy()
+    out[3], wrong[3] = 0, lse
+    first = examine(Step.of(changed(dump, out=out, lse=wrong))).first
+    assert first is not None
+    assert (first.rule, first.what) == ("S-5", "zeros, NaN and -inf")
+    assert "token 3" in first.detail
+
+
+def test_outputs_of_zero_without_a_cache_may_be_right():
+    """S-5: they are right if all latents that a query sees are 0."""
+    dump = dumped(without=CACHE)
+    out = dump.arrays["out"].copy()
+    out[3] = 0
+    for step in (changed(dump, out=out), changed(dumped(without=(*CACHE, "lse")), out=out)):
+        found = examine(Step.of(step))
+        assert found.first is None
+        [zeros] = [f for f in found.findings if f.what == "outputs of 0"]
+        assert zeros.state is State.UNDECIDED
+        assert "token 3" in zeros.detail
+
+
+@pytest.mark.parametrize("of", [c for c in GROUPS["formats"] if c.name.startswith("small-tokens")])
+def test_right_outputs_of_zero_latents_without_a_cache(of: Case):
+    """S-5: the first queries see only keys whose latents are stored as 0."""
+    dump = dumped(of=of, without=(*CACHE, "scales_before", "scales_after", "ckv", "k_pe"))
+    assert (dump.arrays["out"][0] == 0).all()
+    assert examine(Step.of(dump)).first is None
 
 
 def test_a_prompt_needs_no_cache():

@@ -59,6 +59,8 @@ def test_an_append_that_writes_its_inputs():
     assert found.found.first is not None
     assert (found.found.first.rule, found.found.first.at) == ("S-10", (0, 0))
     assert named(found) == ["append-writes-its-inputs"]
+    written = sum(array.size for array in left.values())
+    assert found.best[0].residual.of == dump.arrays["cache_after"].nbytes + written
 
 
 @pytest.mark.parametrize("rope", [None, Rope(RopePairing.NEOX)])

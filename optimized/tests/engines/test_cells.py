@@ -292,6 +292,26 @@ def test_attention_is_timed_at_the_cells_of_an_engine(monkeypatch, tmp_path):
     assert found == {"8x64": {"ms": [0.512]}, "1x64": {"ms": [0.064]}}
 
 
+def test_a_backend_whose_name_ends_with_attention_has_cells(monkeypatch, tmp_path):
+    monkeypatch.setattr(attention, "device_record", dict)
+    monkeypatch.setattr(attention, "_milliseconds", lambda *_: 1.0)
+    monkeypatch.setattr(sys, "argv", ["attention", str(tmp_path), "--heads", "16"])
+    found = {"facts": {"layers": 4}, "cells": {"8x64": {"ms": [1.0]}}}
+    (tmp_path / "16-flashattention.json").write_text(json.dumps(found))
+    assert attention.main() == 0
+    assert list(json.loads((tmp_path / "16-attention.json").read_text())["cells"]) == ["8x64"]
+
+
+def test_cells_of_several_numbers_of_layers_are_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["attention", str(tmp_path), "--heads", "16"])
+    for name, layers in (("OURS", 61), ("A", 4)):
+        found = {"facts": {"layers": layers}, "cells": {"8x64": {"ms": [1.0]}}}
+        (tmp_path / f"16-{name}.json").write_text(json.dumps(found))
+    with pytest.raises(SystemExit):
+        attention.main()
+    assert "layers: got 4, 61 in" in capsys.readouterr().err
+
+
 def test_engines_that_live_together_take_turns_in_each_cell(main, tmp_path):
     alive, order = [], []
 

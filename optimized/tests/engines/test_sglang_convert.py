@@ -39,6 +39,12 @@ def test_other_pools_are_refused(stored):
         cache_format(stored, torch.bfloat16)
 
 
+@pytest.mark.parametrize("stored", [torch.float64, torch.float8_e4m3fn])
+def test_models_of_other_dtypes_are_refused(stored):
+    with pytest.raises(Unsupported, match=r"dtype=torch\.float64 is not supported by paged_mla"):
+        cache_format(stored, torch.float64)
+
+
 def largest(**changes):
     """Rows and tokens of a server's largest step."""
     plain = {

@@ -234,7 +234,7 @@ def problems_of(results, earlier=None):
 def test_workloads_of_an_earlier_run_on_the_same_device_count(monkeypatch, tmp_path):
     facts = {"device": "H200", "torch": "2", "triton": "3", "date": "today", "commit": "a"}
     monkeypatch.setattr(report, "version", lambda _: "0.5.17")
-    stem = tmp_path / "sglang"
+    stem = tmp_path / "sglang.v2"
     assert report.read(stem, "sglang") == report.read(None, "sglang") == {}
     for device, commit, names in (("H100", "a", ["eager"]), ("H200", "b", ["graphs", "tree"])):
         now = facts | {"device": device, "commit": commit}
@@ -242,7 +242,8 @@ def test_workloads_of_an_earlier_run_on_the_same_device_count(monkeypatch, tmp_p
         results = {name: a_scene(0.05, 0.06) for name in names}
         report.write(stem, "sglang", "paged_mla", results, dict.fromkeys(names, ""))
     assert set(report.read(stem, "sglang")) == {"graphs", "tree"}
-    kept = json.loads(stem.with_suffix(".json").read_text())
+    assert {path.name for path in tmp_path.iterdir()} == {"sglang.v2.json", "sglang.v2.md"}
+    kept = json.loads((tmp_path / "sglang.v2.json").read_text())
     assert {name: scene["facts"]["commit"] for name, scene in kept.items()} == {
         "eager": "a",
         "graphs": "b",

@@ -50,6 +50,12 @@ def test_other_caches_are_refused(word):
         cache_format(word, torch.bfloat16)
 
 
+@pytest.mark.parametrize("word", ["auto", "fp8"])
+def test_models_of_other_dtypes_are_refused(word):
+    with pytest.raises(Unsupported, match=r"dtype=torch\.float64 is not supported; use one of"):
+        cache_format(word, torch.float64)
+
+
 def test_graphs_may_have_more_rows_than_the_scheduler():
     """Rows that pad a graph count too; tokens are no more than the scheduler hands out."""
     sizes = {"max_num_seqs": 60, "max_num_batched_tokens": 200}

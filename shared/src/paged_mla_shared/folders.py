@@ -1,8 +1,13 @@
-"""Create the folders of output files, and check that files can be written."""
+"""The paths and folders of output files, and checks that files can be written."""
 
 from pathlib import Path
 
 from paged_mla_shared.errors import InvalidArgument
+
+
+def with_ending(stem: Path, ending: str) -> Path:
+    """Return the path of STEM with `ending`, for example ``.json``; dots in the stem stay."""
+    return stem.with_name(stem.name + ending)
 
 
 def make_folders(*files: Path | None) -> None:

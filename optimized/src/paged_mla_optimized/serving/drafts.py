@@ -10,6 +10,7 @@ from paged_mla_optimized.config.arguments import check_between, device_of, integ
 from paged_mla_optimized.config.limits import MAX_BLOCK_SIZE, MAX_DRAFT_TABLE, MAX_ROWS, MAX_TOKENS
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
+from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_optimized.runtime.kernel_spec import DENSE, KernelSpec, number, pointer
 from paged_mla_optimized.tensors.checks import check_scales, check_tensor, check_written_cache
 from paged_mla_optimized.tensors.latent_cache import (
@@ -142,7 +143,7 @@ class DraftSteps:
         A size is outside its range, or `own_width` is too small for a partly filled block and the
         drafts.
     Unsupported
-        The device is not available.
+        No kernel runs on `device`.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class DraftSteps:
                 "own_width", given, f"enough blocks for a partly filled block and {steps} drafts"
             )
         rows, device = max_requests * branches, device_of(device)
+        device_facts(device)
         self._switch = CheckSwitch(device)
         self.block_size = block_size
         self._shape = (max_requests, branches, own_width)

@@ -35,13 +35,7 @@ class HeadWeights:
 
     def __init__(self, by_head: torch.Tensor, qk_nope_head_dim: int) -> None:
         check_tensor("by_head", by_head, (None, None, None), None, None)
-        check_at_least(1, qk_nope_head_dim=qk_nope_head_dim)
-        if by_head.shape[1] <= qk_nope_head_dim:
-            given, allowed = (
-                f"{by_head.shape[1]} lines per head",
-                f"more than qk_nope_head_dim = {qk_nope_head_dim}",
-            )
-            raise InvalidArgument("by_head", given, allowed)
+        _check_lines("by_head", by_head.shape[1], qk_nope_head_dim)
         by_head = by_head.detach()
         self.w_uk, self.w_uv = by_head[:, :qk_nope_head_dim], by_head[:, qk_nope_head_dim:]
         follow = by_head.stride(0) == by_head.shape[1] * by_head.stride(1)
@@ -66,6 +60,7 @@ class HeadWeights:
             allowed = f"a multiple of num_heads = {num_heads}"
             raise InvalidArgument("kv_b_proj", f"{len(kv_b_proj)} lines", allowed)
         lines = len(kv_b_proj) // num_heads
+        _check_lines("kv_b_proj", lines, qk_nope_head_dim)
         by_head = kv_b_proj.reshape(num_heads, lines, kv_b_proj.shape[1])
         return cls(by_head, qk_nope_head_dim)
 
@@ -178,6 +173,14 @@ class HeadWeights:
         of_all = ckv.expand(num_heads, *ckv.shape)
         torch.bmm(of_all, self.w_uk.mT, out=by_head[..., :nope])
         torch.bmm(of_all, self.w_uv.mT, out=by_head[..., nope:])
+
+
+def _check_lines(name: str, lines: int, qk_nope_head_dim: int) -> None:
+    """Check that a head has lines for keys without position and lines for values."""
+    check_at_least(1, qk_nope_head_dim=qk_nope_head_dim)
+    if lines <= qk_nope_head_dim:
+        allowed = f"more than qk_nope_head_dim = {qk_nope_head_dim}"
+        raise InvalidArgument(name, f"{lines} lines per head", allowed)
 
 
 def _by_head(

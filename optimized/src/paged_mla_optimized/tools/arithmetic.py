@@ -296,6 +296,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.arithmetic")
     parser.add_argument("--page", type=Path, metavar="MARKDOWN", required=True)
     path = parser.parse_args(arguments).page
+    if not path.is_file():
+        parser.error(f"--page: got {path}; allowed: an existing file")
     path.write_text(path.read_text().partition(_HEAD)[0] + table())
     return 0
 

@@ -29,8 +29,13 @@ def cache_format(stored: torch.dtype, dtype: torch.dtype) -> str:
     Raises
     ------
     Unsupported
-        No kernel reads a cache of this dtype.
+        No kernel reads a cache of this dtype in a model of `dtype`.
     """
+    if dtype not in DTYPE_NAMES:
+        raise Unsupported(
+            f"dtype={dtype} is not supported by paged_mla; "
+            f"use one of {', '.join(map(str, DTYPE_NAMES))}"
+        )
     if stored is torch.float8_e4m3fn:
         return FLAT_FP8
     if stored is not dtype:

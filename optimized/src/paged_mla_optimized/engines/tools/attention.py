@@ -34,20 +34,25 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--heads", type=int, required=True)
     options = parser.parse_args()
+    path = options.folder / f"{options.heads}-{ATTENTION}.json"
     paths = options.folder.glob(f"{options.heads}-*.json")
-    timed = [json.loads(path.read_text()) for path in paths if not path.stem.endswith(ATTENTION)]
+    timed = [json.loads(one.read_text()) for one in paths if one != path]
     if not any(found["cells"] for found in timed):
         parser.error(
             f"{options.folder} has no timed cells of {options.heads} heads; "
             "run engines.ENGINE.tools.rate with this --folder first"
         )
-    [layers] = {found["facts"]["layers"] for found in timed}
+    layers, *others = sorted({found["facts"]["layers"] for found in timed})
+    if others:
+        parser.error(
+            f"layers: got {', '.join(map(str, (layers, *others)))} in {options.folder}; "
+            f"allowed: the same number in all files of {options.heads} heads"
+        )
     found: dict[str, Any] = {}
     for cell in dict.fromkeys(cell for one in timed for cell in one["cells"]):
         rows, context = map(int, cell.split("x"))
         found[cell] = {"ms": [layers * _milliseconds(options.heads, rows, context)]}
         print(f"H {options.heads} attention {cell}: {found[cell]['ms'][0]:.3f} ms", flush=True)
-    path = options.folder / f"{options.heads}-{ATTENTION}.json"
     path.write_text(json.dumps({"facts": device_record(), "cells": found}, indent=1))
     return 0
 

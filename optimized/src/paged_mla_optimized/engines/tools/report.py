@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from paged_mla_optimized.engines.tools.history import beyond, told
 from paged_mla_optimized.runtime.device import device_record
 from paged_mla_optimized.tools.bench.table import head_of, row_of
-from paged_mla_shared.folders import make_folders
+from paged_mla_shared.folders import make_folders, with_ending
 
 _COLUMNS = ["scene", "steps", "nats apart, most; with prefix hits", "median", "likeliest differs"]
 _COLUMNS += ["gap there, most", "own two: nats apart, most", "gap, most", "commit"]
@@ -120,7 +120,7 @@ def _own(name: str, results: Mapping[str, Result], scenes: Mapping[str, S], ours
 
 def read(stem: Path | None, engine: str) -> dict[str, Result]:
     """Return the results in STEM.json that have this release of the engine and this device."""
-    path = stem.with_suffix(".json") if stem else None
+    path = with_ending(stem, ".json") if stem else None
     if path is None or not path.exists():
         return {}
     here = _facts(engine)
@@ -173,13 +173,13 @@ def add(
     page_of : callable
         Returns the text of STEM.md for all results, to which ``facts`` have been added.
     """
-    path = stem.with_suffix(".json")
+    path = with_ending(stem, ".json")
     scenes = json.loads(path.read_text()) if path.exists() else {}
     facts = _facts(engine)
     scenes |= {name: {"facts": facts} | result for name, result in results.items()}
     make_folders(path)
     path.write_text(json.dumps(scenes) + "\n")
-    stem.with_suffix(".md").write_text(page_of(scenes))
+    with_ending(stem, ".md").write_text(page_of(scenes))
 
 
 def places(scenes: dict[str, Result]) -> list[str]:

@@ -36,6 +36,10 @@ def cache_format(kv_cache_dtype: str, dtype: torch.dtype) -> str:
     Unsupported
         No kernel reads a cache of this dtype in a model of `dtype`.
     """
+    if dtype not in DTYPE_NAMES:
+        raise Unsupported(
+            f"dtype={dtype} is not supported; use one of {', '.join(map(str, DTYPE_NAMES))}"
+        )
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise Unsupported(
             f"kv_cache_dtype={kv_cache_dtype} is not supported; use one of "

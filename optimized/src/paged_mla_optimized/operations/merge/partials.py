@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from paged_mla_optimized.kernels.common.merge import merge_kernel
+from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_optimized.runtime.kernel_spec import KernelSpec
 from paged_mla_optimized.tensors.checks import check_tensor
 from paged_mla_shared.errors import InvalidArgument
@@ -36,6 +37,8 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
     ------
     InvalidArgument
         ``outs`` or ``lses`` has a wrong shape, dtype or device, n or R is 0, or R is too large.
+    Unsupported
+        No kernel runs on the device of ``outs``.
 
     Notes
     -----
@@ -56,6 +59,7 @@ def _merged(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch
             raise InvalidArgument("outs", f"no {what}", "at least one")
     if width > _LARGEST_WIDTH:
         raise InvalidArgument("outs", f"R = {width}", f"at most {_LARGEST_WIDTH}")
+    device_facts(outs.device)
     out = torch.empty((tokens, heads, width), dtype=torch.float32, device=outs.device)
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=outs.device)
     pairs = tokens * heads

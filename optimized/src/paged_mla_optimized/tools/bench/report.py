@@ -10,7 +10,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from paged_mla_optimized.tools.bench.table import head_of
-from paged_mla_shared.folders import make_folders
+from paged_mla_shared.folders import make_folders, with_ending
 
 _MARKERS = "os^vD<>phP*X"
 
@@ -37,14 +37,14 @@ def header(peers: list[str]) -> str:
 def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]], peers: list[str]) -> None:
     """Write the rows that have been measured so far as JSON and Markdown."""
     make_folders(stem)
-    stem.with_suffix(".json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+    with_ending(stem, ".json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
     ceiling = f"Copy {facts['copy_gbs']:.0f} GB/s, product {facts['matmul_tflops']:.0f} TFLOP/s."
     made = f"Commit {facts['commit']}, {facts['date']}."
     text = [
         f"{facts['device']}, torch {facts['torch']}, triton {facts['triton']}. {made} {ceiling}"
     ]
     text += ["", header(peers), *(line(row, peers) for row in rows), "", summary(rows)]
-    stem.with_suffix(".md").write_text("\n".join(text) + "\n")
+    with_ending(stem, ".md").write_text("\n".join(text) + "\n")
 
 
 def plot(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
@@ -77,7 +77,7 @@ def plot(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("{x:g}")
     axes.legend(title="heads, queries of a row", fontsize="small")
-    figure.savefig(stem.with_suffix(".png"), dpi=120)
+    figure.savefig(with_ending(stem, ".png"), dpi=120)
 
 
 def _kind(row: dict[str, Any]) -> str:

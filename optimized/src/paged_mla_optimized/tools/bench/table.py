@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from paged_mla_optimized.runtime.device import device_record
+from paged_mla_shared.folders import with_ending
 
 
 class Named(Protocol):
@@ -87,5 +88,5 @@ def run(
             torch.cuda.empty_cache()
             if options.out:
                 measured = json.dumps({"facts": facts, "rows": rows})
-                options.out.with_suffix(".json").write_text(measured)
-                options.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
+                with_ending(options.out, ".json").write_text(measured)
+                with_ending(options.out, ".md").write_text("\n".join(lines) + "\n")

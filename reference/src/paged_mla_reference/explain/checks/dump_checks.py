@@ -26,7 +26,7 @@ from paged_mla_reference.explain.checks.prefill_checks import check_prefill
 from paged_mla_reference.explain.checks.step import LATENTS, LENGTHS, QUERIES, Step, query_scale
 from paged_mla_reference.rules.cache import append, gather_context, slots_to_write
 from paged_mla_reference.rules.merge import merge
-from paged_mla_reference.rules.paging import keys_of_tokens
+from paged_mla_reference.rules.paging import context_lens, keys_of_tokens
 from paged_mla_reference.rules.positions import metadata
 from paged_mla_reference.rules.queries import quantize_queries
 from paged_mla_reference.rules.rounding import ulp, widen
@@ -296,6 +296,11 @@ def _check_attention(found: Examination) -> None:
     if lacking:
         found.findings.append(Finding.undecided(stage, "values of out and lse", lacking))
         hold(found, stage, "zeros, NaN and -inf", lambda: _check_anomalies(step, batch))
+        _, unknown = _zeros(step, batch)
+        if unknown.any():
+            detail = "right only if all latents that these tokens see are 0: "
+            detail += describe(unknown, batch)
+            found.findings.append(Finding.undecided(stage, "outputs of 0", detail))
         return
     assert step.after is not None
     found.right = right = Right.of(step, batch, step.after)
@@ -322,13 +327,33 @@ def _check_anomalies(step: Step, batch: Batch) -> list[Check]:
         _refuse(empty & (out != 0).any(axis=(1, 2)), "S-6", "out", "not 0 for padding", batch)
         bad = ~np.isfinite(out).all(axis=2)
         _refuse(np.asarray(bad), "S-9", "out", "NaN or infinite", batch)
-        silent = ~empty & (out == 0).all(axis=(1, 2))
-        _refuse(silent, "S-5", "out", "all 0 although the row has keys", batch)
+        unwritten, _ = _zeros(step, batch)
+        why = "all 0, with an lse that no keys have, although the row has keys"
+        _refuse(unwritten, "S-5", "out", why, batch)
     if step.lse is not None:
         lse = step.lse
         _refuse(empty[:, None] & ~np.isneginf(lse), "S-6", "lse", "not -inf for padding", batch)
         _refuse(np.isnan(lse) | np.isposinf(lse), "S-9", "lse", "NaN or +inf", batch)
     return [Check("anomalies", 0.0, 0.0)]
+
+
+def _zeros(step: Step, batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which tokens with keys have outputs of 0, as two masks, bool [T].
+
+    The first mask has the outputs that are wrong, and the second those that may be right. An output
+    of 0 is right if the query sees only latents of 0. The lse is then not -inf. An lse of 0 in all
+    heads can be right for a single key; a query after a context sees at least two keys.
+    """
+    keys = keys_of_tokens(batch)
+    if not step.has("out"):
+        return np.zeros(len(keys), bool), np.zeros(len(keys), bool)
+    zeros = (keys > 0) & (widen(step.array("out")) == 0).all(axis=(1, 2))
+    if step.lse is None:
+        return np.zeros(len(keys), bool), zeros
+    context = np.zeros_like(keys)
+    context[: int(batch.cu_seqlens_q[-1])] = np.repeat(context_lens(batch), batch.query_lens)
+    wrong = np.isneginf(step.lse).all(axis=1) | ((step.lse == 0).all(axis=1) & (context > 0))
+    return zeros & wrong, zeros & ~wrong
 
 
 def _refuse(wrong: NDArray[np.bool_], rule: str, what: str, why: str, batch: Batch) -> None:

@@ -155,11 +155,12 @@ def _of_append(step: Step) -> Measure:
         mine = change(RIGHT).append(step.problem, own, before).read(after.block_ids)
         allowed, _ = allowed_bytes(layout, after.block_ids, after.blocks, mine, rotated)
         left = [
-            differs(getattr(own, name), step.array(f"{name}_left")).sum()
+            differs(getattr(own, name), step.array(f"{name}_left"))
             for name in LATENTS
             if step.has(f"{name}_left")
         ]
-        return Residual(int((~allowed).sum()) + int(sum(left)), allowed.size)
+        wrong = [~allowed, *left]
+        return Residual(sum(int(w.sum()) for w in wrong), sum(w.size for w in wrong))
 
     return measure
 
