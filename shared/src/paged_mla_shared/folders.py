@@ -6,8 +6,8 @@ from paged_mla_shared.errors import InvalidArgument
 
 
 def with_ending(stem: Path, ending: str) -> Path:
-    """Return the path of STEM with `ending`, for example ``.json``; dots in the stem stay."""
-    return stem.with_name(stem.name + ending)
+    """Return `stem` with `ending`, for example ``.json``, unless it has it; other dots stay."""
+    return stem if stem.suffix == ending else stem.with_name(stem.name + ending)
 
 
 def make_folders(*files: Path | None) -> None:
