@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -41,6 +42,14 @@ class Segfaults(_Ending):
     def end(self) -> None:
         """Read address 0."""
         ctypes.string_at(0)
+
+
+class IsKilled(_Ending):
+    """Sends itself a signal that has no name in Python."""
+
+    def end(self) -> None:
+        """Send a real-time signal."""
+        os.kill(os.getpid(), signal.SIGRTMIN + 1)
 
 
 class Hangs(_Ending):
@@ -140,6 +149,7 @@ def loads_only_once() -> MutantBackend:
 _RUNNERS = {
     "exits": Exits,
     "segfaults": Segfaults,
+    "is-killed": IsKilled,
     "hangs": Hangs,
     "segfaults-beside-threads": SegfaultsBesideThreads,
     "hangs-beside-threads": HangsBesideThreads,

@@ -50,6 +50,7 @@ _FACTORIES: dict[str, Any] = {
     "strange-feature": _declaring(features=frozenset({"paddings"})),
     "strange-mask": _declaring(masks=frozenset({"causal", "tree"})),
     "strange-dtype": _declaring(dtypes=frozenset({"fp32"})),
+    "no-dtype": _declaring(dtypes=frozenset()),
     "sizes-in-words": _declaring(block_sizes=frozenset({"64"})),
     "sizes-of-numpy": _declaring(num_heads=frozenset(np.arange(1, 3))),
     "flat-head-dims": _declaring(head_dims=frozenset({32, 16})),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from paged_mla_conformance.meta.mutants.backends import MutantBackend
 from paged_mla_reference.forwarding_runner import ForwardingRunner
+from paged_mla_shared.backend import Runner
 from paged_mla_shared.errors import OutOfMemory
-from paged_mla_shared.problem import Batch, Output
+from paged_mla_shared.problem import Batch, Output, Problem
 
 
 class _Small(ForwardingRunner):
@@ -32,6 +33,16 @@ class _Tiny(ForwardingRunner):
     def attend(self, batch: Batch) -> Output:
         """Raise ``OutOfMemory`` in every call."""
         raise OutOfMemory(f"{batch.num_tokens} tokens do not fit")
+
+
+def _no_large_blocks(problem: Problem, runner: Runner) -> Runner:
+    if problem.block_size >= 4:
+        raise OutOfMemory(f"blocks of {problem.block_size} tokens do not fit")
+    return runner
+
+
+def in_prepare() -> MutantBackend:
+    return MutantBackend(name="tiny", wrap=_no_large_blocks)
 
 
 def everywhere() -> MutantBackend:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 from running import FEW, NINE_HEADS, last_line, report_of, result_of, start_suite
 
+REAL_TIME = pytest.mark.skipif(
+    getattr(signal, "SIGRTMIN", 0) != 34, reason="35 is no real-time signal without a name"
+)
+
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize(
     ("backend", "how"),
-    [("exits", "ended with status 0"), ("segfaults", "was killed by SIGSEGV")],
+    [
+        ("exits", "ended with status 0"),
+        ("segfaults", "was killed by SIGSEGV"),
+        pytest.param("is-killed", "was killed by signal 35", marks=REAL_TIME),
+    ],
 )
 def test_a_process_that_ends_fails_its_test(backend: str, how: str, workers: str, tmp_path: Path):
     """S-20: the test is named with its replay command; all other tests have their results."""

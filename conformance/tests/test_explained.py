@@ -9,6 +9,7 @@ import pytest
 
 from paged_mla_conformance.meta.explained import dumps
 from paged_mla_conformance.meta.explained.__main__ import main
+from paged_mla_conformance.meta.explained.page import Results
 from paged_mla_conformance.meta.mutants import MUTANTS
 from paged_mla_shared.dump import load_dump
 
@@ -70,6 +71,14 @@ def test_mutants_faults_and_right_steps(
     assert "| first broken rule right | 5 of 5, 100.0% |" in page.read_text()
     for name in NAMES:
         assert name in load_dump(tmp_path / f"{name}.safetensors").origin
+
+
+def test_the_page_describes_the_method_as_the_code_does():
+    """S-7: every part of the written page after the first is on the page of the project."""
+    page = (Path(__file__).parents[1] / "docs" / "explained.md").read_text()
+    _, _, *parts = Results().markdown().partition("\n| | |\n")[0].split("\n\n")
+    assert len(parts) == 2
+    assert all(part in page for part in parts)
 
 
 def test_without_a_matrix_the_tests_are_those_of_the_quick_verdicts_table():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import no_memory
 import pytest
 
 from paged_mla_conformance.meta.mutants import MUTANTS
-from paged_mla_conformance.meta.mutants.backends import mutant
-from paged_mla_conformance.search import steps
+from paged_mla_conformance.meta.mutants.backends import MutantBackend, mutant
+from paged_mla_conformance.search import machine, steps
 from paged_mla_conformance.search.command import main, replay
 from paged_mla_conformance.search.corpus import corpus_files, load_case, save_case
 from paged_mla_conformance.search.machine import REPLAY_FILE
@@ -71,11 +72,20 @@ def test_a_search_in_which_nothing_runs_fails(steps: str):
     assert main(["--backend", "closed:without_mixed", *nothing, *numbered]) == 1
 
 
+def test_a_search_without_memory_fails(capsys: pytest.CaptureFixture[str]):
+    """S-20: case 0 is skipped, so that nothing runs."""
+    numbered = ["--skip-corpus", "--schedules", "0", "--examples", "0", "--cases", "0"]
+    backend = ["--backend", "no_memory:in_prepare", "--production", "1"]
+    assert main([*backend, *numbered]) == 1
+    assert ": 1 skipped (too little memory), 0 failures" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("backend", "status", "message"),
     [
         ("no.such.module:create", 2, f"{REFUSED} no.such.module:create: No module named 'no'"),
         ("misdeclared:raises", 2, f"{REFUSED} misdeclared:raises raised RuntimeError"),
+        ("misdeclared:no-dtype", 2, f"{REFUSED} misdeclared:no-dtype: capabilities.dtypes: got "),
         ("no_device:create", 5, "SKIPPED: no_device:create cannot run here: no such device"),
     ],
 )
@@ -94,13 +104,22 @@ def test_a_search_whose_backend_cannot_be_imported(capsys: pytest.CaptureFixture
     assert "no_package.py" in capsys.readouterr().err
 
 
-def test_too_little_memory_is_not_a_failure(tmp_path: Path):
+@pytest.mark.parametrize("backend", [no_memory.everywhere, no_memory.in_prepare])
+def test_too_little_memory_is_not_a_failure(backend: Callable[[], MutantBackend], tmp_path: Path):
     """A sweep counts the schedules and cases without memory as skipped."""
-    sweep, tiny = Sweep(), no_memory.everywhere()
-    sweep.run(tiny, SMALL, ("float32",), 3)
+    sweep, tiny = Sweep(), backend()
+    sweep.run(tiny, SMALL, ("float32",), 4)
     sweep.run_case(tiny, SMALL, ("float32",), 2, tmp_path)
     assert (sweep.without_memory, sweep.failures) == (2, {})
+    assert (sweep.schedules, sweep.cases) == (0, 0)
     assert "2 skipped (too little memory), 0 failures" in sweep.summary()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_drawn_schedule_without_memory_is_skipped(tmp_path: Path):
+    """The error of ``prepare`` does not end the search; hypothesis draws other schedules."""
+    tiny = no_memory.in_prepare()
+    machine.search(tiny, SMALL, "float32", tmp_path, examples=3, seed=0)
     assert not [*tmp_path.iterdir()]
 
 

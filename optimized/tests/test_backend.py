@@ -141,6 +141,13 @@ def test_the_callers_array_is_copied():
     assert array.tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32])
+def test_the_callers_tensor_is_copied(dtype):
+    tensor = torch.ones(2).to(dtype)
+    to_numpy(tensor)[:] = 0
+    assert (tensor.float() == 1).all()
+
+
 def test_bfloat16_keeps_its_bits():
     """S-11: every bit pattern, NaN payloads included, both ways."""
     patterns = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)

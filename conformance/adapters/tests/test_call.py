@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from paged_mla_adapters.arrays import DTYPES, to_numpy
 from paged_mla_adapters.call import AppendCall, Call
 from paged_mla_adapters.declared import capabilities
 from paged_mla_adapters.kernel import KernelBackend
@@ -109,3 +110,12 @@ def test_buffers_are_full_of_nan():
     assert out.isnan().all()
     assert lse.isnan().all()
     assert given.workspace(16).view(torch.float16).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_a_result_is_copied(dtype):
+    """The array keeps its values when a later call changes the tensor."""
+    tensor = torch.ones(2, dtype=dtype)
+    array = to_numpy(tensor)
+    tensor.zero_()
+    assert (array == 1).all()

@@ -330,11 +330,11 @@ def test_a_call_that_does_not_return_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """The message names the call and the line, because an endless loop is a bug too."""
-    monkeypatch.setattr(command, "_SECONDS", 5.0)
+    monkeypatch.setattr(command, "_SECONDS", 15.0)
     claims = tmp_path / "claims.toml"
     assert main([f"{FILE}:never_returns", "--device", "cpu", "--claims", str(claims)]) == 2
     said = capsys.readouterr().err
-    assert "did not return within 5 s" in said
+    assert "did not return within 15 s" in said
     assert "(num_heads 5)" in said
     assert "in never_returns" in said
     assert not claims.exists()
@@ -405,6 +405,30 @@ def test_a_later_run_uses_the_claims_file(tmp_path: Path):
     assert "AssertionError: heads" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("my.kernels:decode", "my.kernels-decode"),
+        ("my.other:decode", "my.other-decode"),
+        ("folder/kernels.py:decode", "kernels-decode"),
+    ],
+)
+def test_the_default_path_names_the_whole_module(target: str, name: str):
+    """Functions of two modules of one package have two files."""
+    assert command._default_path(target) == Path("out", "judge", f"{name}.toml")
+
+
+@pytest.mark.parametrize("role", ["rank", "queries"])
+def test_claims_with_an_unknown_role(role: str, tmp_path: Path):
+    """The error names the parameter, the role and all roles."""
+    path = tmp_path / "claims.toml"
+    write(Claims("judged:decode", roles={"query": "q"}), path)
+    path.write_text(path.read_text().replace('query = "q"', f'query = "{role}"'))
+    allowed = ", ".join(ALIASES)
+    with pytest.raises(InvalidArgument, match=rf"roles.query: got '{role}'; allowed: {allowed}$"):
+        read(path)
+
+
 def test_claims_of_another_function_are_an_error(tmp_path: Path):
     """Two files with one name share the default path, but not their claims."""
     path = tmp_path / "claims.toml"
@@ -462,6 +486,8 @@ def test_options_that_a_claims_file_was_written_without(
         ([f"{FILE}:decode", "--served", "num_heads={4}"], "num_heads: got {4}; allowed: numbers"),
         ([f"{FILE}:decode", "--served", "products='best'"], "products: got 'best'; allowed: exact"),
         ([f"{FILE}:decode", "--set", "x={1: 2}"], "--set x: got {1: 2}; allowed: numbers"),
+        ([f"{FILE}:decode", "--set", "x={[]: 1}"], "--set x: got {[]: 1}; allowed: a Python"),
+        ([f"{FILE}:decode", "--set", f"x={'-' * 9999}1"], "1; allowed: a Python literal"),
     ],
 )
 def test_a_wrong_command_line(

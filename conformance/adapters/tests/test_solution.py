@@ -103,6 +103,12 @@ def test_the_arguments_of_a_definition(definition: str, given: str, tmp_path: Pa
     [
         ({"definition": "gqa_paged_decode_h32_kv8_d128_ps1"}, "definition: got gqa_paged"),
         ({"language": "rust"}, "language: got rust; allowed: python, triton, cuda, cpp, tilelang"),
+        ({"language": []}, r"language: got \[\]; allowed: python, triton"),
+        (
+            {"sources": [{"path": "a.py", "content": 5}]},
+            r"sources\[0\].content: got 5; allowed: a st",
+        ),
+        ({"sources": [{"path": 5, "content": ""}]}, r"sources\[0\].path: got 5; allowed: a string"),
         ({"entry_point": "other.py::run"}, "entry_point: got other.py"),
         ({"sources": 3}, "a solution of FlashInfer-Bench"),
     ],

@@ -25,5 +25,5 @@ def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
     """Return a new array with the bits of `tensor`."""
     dense = tensor.detach().cpu().contiguous()
     if dense.dtype is torch.bfloat16:
-        return dense.view(torch.uint16).numpy().view(numpy_dtype("bfloat16"))
+        return dense.view(torch.uint16).numpy().copy().view(numpy_dtype("bfloat16"))
     return dense.numpy().copy()

@@ -50,9 +50,9 @@ _NUMBERED = ("schedules", "steps", "production")
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and return the exit status.
 
-    It is 0 if no test failed, 1 if a test failed or the numbered schedules and cases are not
-    supported, 2 for a wrong command line or backend, and 5 if the backend cannot run on this
-    machine. A replay file that the backend does not support does not fail.
+    It is 0 if no test failed, 1 if a test failed or none of the numbered schedules and cases ran,
+    2 for a wrong command line or backend, and 5 if the backend cannot run on this machine. A
+    replay file that the backend does not support does not fail.
     """
     parser = OneLineParser(prog="paged-mla fuzz", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument("--backend", required=True, metavar="MODULE:FACTORY")
@@ -80,22 +80,40 @@ def main(arguments: list[str] | None = None) -> int:
         loaded = None if options.replay is None else load_replay(options.replay)
         _refuse_idle(options)
         backend = load_backend(options.backend)
+        dtypes = _dtypes(options.backend, backend)
     except (InvalidArgument, pytest.UsageError) as error:
         print(f"paged-mla fuzz: {one_line(error)}", file=sys.stderr)
         return 2
     except pytest.exit.Exception as ended:
         print(printable(ended), file=sys.stderr)
         return int(ended.returncode or 0)
-    return 0 if _is_right(backend, options, loaded) else 1
+    return 0 if _is_right(backend, dtypes, options, loaded) else 1
+
+
+def _dtypes(name: str, backend: Backend) -> tuple[str, ...]:
+    """Return the dtypes that the backend declares.
+
+    Raises
+    ------
+    InvalidArgument
+        The backend declares no dtype.
+    """
+    declared = backend.capabilities.dtypes
+    if not declared:
+        where, allowed = f"--backend {name}: capabilities.dtypes", ", ".join(ALL_DTYPES)
+        raise InvalidArgument(where, "no dtype", f"one or more of {allowed}")
+    return tuple(dtype for dtype in ALL_DTYPES if dtype in declared)
 
 
 def _is_right(
-    backend: Backend, options: argparse.Namespace, loaded: tuple[Case, str] | Scenario | None
+    backend: Backend,
+    dtypes: tuple[str, ...],
+    options: argparse.Namespace,
+    loaded: tuple[Case, str] | Scenario | None,
 ) -> bool:
     """Run a replay file, or search; return whether no test failed and the search ran a test."""
     dims_name = options.dims or CORE[backend.mode].dims
     dims = adapt_dims(PRESETS[dims_name], backend.capabilities)
-    dtypes = tuple(dtype for dtype in ALL_DTYPES if dtype in backend.capabilities.dtypes)
     if loaded is not None:
         return ask(backend, dims, dtypes[0], options.replay.name, loaded)
     if not options.skip_corpus:

@@ -94,7 +94,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.audit = Audit(self.engine)
         capabilities = self.backend.capabilities
         assume(not unmet_by_trace(capabilities, self.scenario, self.dims, self.dtype))
-        self.trial = TraceTrial(self.backend, self.scenario, self.dims, self.dtype)
+        try:
+            self.trial = TraceTrial(self.backend, self.scenario, self.dims, self.dtype)
+        except OutOfMemory:
+            reject()
         self.recorder = Recorder(self.trial.trace, self.engine)
         self.steps: list[Step] = []
 

@@ -30,7 +30,7 @@ class Sweep:
     schedules, steps, tokens : int
         How many schedules, batches, and query tokens without padding ran.
     cases : int
-        How many cases of production sizes the backend supports.
+        How many cases of production sizes ran.
     undeclared : int
         How many schedules and cases the backend does not support.
     without_memory : int
@@ -60,8 +60,8 @@ class Sweep:
         if unmet_by_trace(backend.capabilities, scenario, dims, dtype):
             self.undeclared += 1
             return
-        trial = TraceTrial(backend, scenario, dims, dtype, note)
         try:
+            trial = TraceTrial(backend, scenario, dims, dtype, note)
             trial.check()
         except (TraceMismatch, TraceCrash) as failure:
             self.failures[f"schedule {seed}"] = str(failure)
@@ -90,8 +90,6 @@ class Sweep:
         if unmet_by_case(backend.capabilities, case, dims, dtype, ASKED):
             self.undeclared += 1
             return
-        self.cases += 1
-        self.sizes.update(sizes_of(case))
 
         def failure(tried: Case) -> str:
             if unmet_by_case(backend.capabilities, tried, dims, dtype, ASKED):
@@ -104,7 +102,13 @@ class Sweep:
                 return f"{type(error).__name__}: {error}"
             return ""
 
-        if failure(case):
+        skipped = self.without_memory
+        message = failure(case)
+        if self.without_memory > skipped:
+            return
+        self.cases += 1
+        self.sizes.update(sizes_of(case))
+        if message:
             case = shrunk(case, lambda smaller: bool(failure(smaller)))
             path = folder / f"failing-production-{number}.json"
             save_case(case, dtype, path)

@@ -51,7 +51,7 @@ def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
     """Return a new array with the bits of `tensor`."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(NUMPY_DTYPES["bfloat16"])
+        return tensor.view(torch.uint16).numpy().copy().view(NUMPY_DTYPES["bfloat16"])
     if tensor.dtype is torch.float8_e4m3fn:
         return tensor.view(torch.uint8).numpy().copy().view(NUMPY_DTYPES["float8_e4m3"])
     return tensor.numpy().copy()

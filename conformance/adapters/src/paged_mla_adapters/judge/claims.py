@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paged_mla_adapters.judge.roles import ALIASES
 from paged_mla_shared.backend import PRODUCTS, Capabilities
 from paged_mla_shared.documents import read_toml, take_version
 from paged_mla_shared.errors import InvalidArgument
@@ -145,7 +146,7 @@ class Claims:
     Raises
     ------
     InvalidArgument
-        `kind`, `device`, `lse`, a layout or the products have a word that is not allowed.
+        `kind`, `device`, `lse`, a layout, the products or a role have a word that is not allowed.
     """
 
     target: str
@@ -178,6 +179,9 @@ class Claims:
         for name, allowed in {**words, "products": PRODUCTS}.items():
             if found[name] not in allowed:
                 raise InvalidArgument(name, repr(found[name]), ", ".join(allowed))
+        for name, role in self.roles.items():
+            if role not in ALIASES:
+                raise InvalidArgument(f"roles.{name}", repr(role), ", ".join(ALIASES))
 
     @property
     def knows_lengths(self) -> bool:

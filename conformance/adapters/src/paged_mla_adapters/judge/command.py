@@ -234,7 +234,8 @@ def _default_path(target: str) -> Path:
     if is_solution(target):
         return Path("out", "judge", f"{Path(target).stem}.toml")
     where, _, name = target.rpartition(":")
-    return Path("out", "judge", f"{Path(where).stem}-{name}.toml")
+    stem = Path(where).stem if where.endswith(".py") else where
+    return Path("out", "judge", f"{stem}-{name}.toml")
 
 
 def _described(options: argparse.Namespace) -> Claims:
@@ -299,7 +300,7 @@ def _loaded(target: str) -> Callable[..., Any]:
 def _value(option: str, name: str, text: str) -> Any:
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError) as error:
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise InvalidArgument(
             f"{option} {name}", text, "a Python literal, for example 4"
         ) from error

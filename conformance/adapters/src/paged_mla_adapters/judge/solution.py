@@ -26,6 +26,7 @@ from paged_mla_adapters.flashinfer_bench.builder import build, check_installed
 from paged_mla_adapters.flashinfer_bench.definition import Definition
 from paged_mla_adapters.judge.claims import Served
 from paged_mla_adapters.judge.module import module_of
+from paged_mla_shared import typed
 from paged_mla_shared.documents import read_text
 from paged_mla_shared.errors import InvalidArgument
 
@@ -57,13 +58,19 @@ class Solution:
             name = str(self._document["definition"])
             self._entry, self._function = spec["entry_point"].split("::")
             self._passes_outputs = spec.get("destination_passing_style")
-            self._sources = {s["path"]: s["content"] for s in self._document["sources"]}
+            sources = [(s["path"], s["content"]) for s in self._document["sources"]]
             self._language = spec["language"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             said = f"{type(error).__name__}: {error}"
             raise InvalidArgument(str(path), said, "a solution of FlashInfer-Bench") from error
         self._definition = Definition.of(f"{path}: definition", name)
-        if self._language not in {*_IMPORTED, *_BUILT}:
+        self._sources: dict[str, str] = {
+            typed.build(str, source, f"{path}: sources[{number}].path"): typed.build(
+                str, content, f"{path}: sources[{number}].content"
+            )
+            for number, (source, content) in enumerate(sources)
+        }
+        if self._language not in (*_IMPORTED, *_BUILT):
             allowed = ", ".join((*_IMPORTED, *_BUILT))
             raise InvalidArgument(f"{path}: language", self._language, allowed)
         if self._entry not in self._sources:

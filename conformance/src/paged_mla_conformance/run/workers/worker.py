@@ -32,6 +32,13 @@ def threads_of_each(workers: int) -> int:
     return max(1, (os.cpu_count() or 1) // workers)
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
+
+
 class Worker:
     """A process that runs tests, in a session of its own with the processes that it starts.
 
@@ -116,7 +123,7 @@ class Worker:
         status = self._process.wait()
         self.connection.close()
         if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
+            return f"was killed by {_signal_name(-status)}"
         return f"ended with status {status}"
 
     def said(self) -> str:
