@@ -198,7 +198,7 @@ def absent_blocks_are_folded_to_block_0(
     return np.zeros(int(absent.any()), np.int64)
 
 
-@kernel_fault(FaultClass.LEAK, "S-6", "S-9", cites="vllm#47305")
+@kernel_fault(FaultClass.LEAK, "S-7", "S-9", cites="vllm#47305")
 def huge_unused_slots_overflow(oracle: Oracle) -> Oracle:
     """The slot after a row's end is scored, and an infinite score makes the row's lse infinite."""
 

@@ -23,7 +23,7 @@ from paged_mla_reference.oracle import Oracle
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 READ = ("S-4", "S-5", "S-7")  # rules that detect wrong keys
-LOST = ("S-5", "S-6")  # rules that detect missing outputs
+LOST = ("S-5", "S-6", "S-7")  # rules that detect missing outputs
 
 
 def _ending(oracle: Oracle, keys: Callable[[Problem], int]) -> Oracle:
