@@ -11,8 +11,14 @@ from paged_mla_reference.rules.masks import keys_seen
 from paged_mla_reference.rules.materialize import materialize
 from paged_mla_reference.rules.prefill import prefill
 from paged_mla_reference.rules.rounding import Rounding, round_to, widen
-from paged_mla_reference.tolerance.compare import Mismatch
-from paged_mla_reference.tolerance.single import check_single, equal_values, lone_keys, slack
+from paged_mla_reference.tolerance.compare import Mismatch, check_output
+from paged_mla_reference.tolerance.single import (
+    check_single,
+    equal_values,
+    keys_of_sums,
+    lone_keys,
+    slack,
+)
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.cases.exact import SINGLE
 from paged_mla_shared.cases.prefill import PrefillCase
@@ -92,6 +98,29 @@ def test_float32():
     far = Output(rounded.out * np.float32(1 + 2**-19), rounded.lse)
     with pytest.raises(Mismatch, match="S-22"):
         check_single(problem, far, exact, counts)
+
+
+def test_sums_of_equal_values_in_float32():
+    """S-5, S-7: n equal terms, added one after the other, may be rounded n times one way."""
+    [step] = build_steps(case_of(Row(4097, 1), Row(70, 1), equal_keys=True), DIMS, "float32")
+    batch, before = materialize(step)
+    problem, image = step.problem, append(step.problem, batch, before)
+    exact, rounded = (attend(problem, batch, image, r) for r in (Rounding.EXACT, Rounding.SPEC))
+    keys = keys_of_sums(problem, batch, image)
+    assert keys.tolist() == [4097**2, 70**2]
+    lens = batch.seq_lens
+    out = np.stack([added_up(exact.out[row] / n, n) for row, n in enumerate(lens)])
+    answer = Output(out, exact.lse.astype(np.float32))
+    assert check_output(problem, batch, answer, exact, rounded, keys=keys)
+    assert check_single(problem, answer, exact, lens.astype(np.int64))
+
+
+def added_up(value: np.ndarray, count: int) -> np.ndarray:
+    """Return the sum of `count` equal values in float32, added one after the other."""
+    total, term = np.zeros(value.shape, np.float32), value.astype(np.float32)
+    for _ in range(count):
+        total = total + term
+    return total
 
 
 @pytest.mark.parametrize(

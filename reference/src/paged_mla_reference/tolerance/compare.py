@@ -57,6 +57,7 @@ def check_output(
     rounded: Answer,
     *,
     allowance: Allowance | None = None,
+    keys: NDArray[np.int64] | None = None,
 ) -> list[Check]:
     """Compare an attention output with the oracle's (S-5, S-6, S-7).
 
@@ -73,6 +74,9 @@ def check_output(
         The exact output of the oracle, and its output rounded where the specification rounds.
     allowance : Allowance, optional
         Added to the budgets (:mod:`paged_mla_reference.tolerance.fast`).
+    keys : int64 [T], optional
+        The numbers of keys that determine the errors of sums. By default they are those of the rows
+        (:func:`~paged_mla_reference.tolerance.single.keys_of_sums`).
 
     Returns
     -------
@@ -97,7 +101,7 @@ def check_output(
     exact, rounded = _of_tokens(exact, asked), _of_tokens(rounded, asked)
     seen = ~np.isneginf(exact.lse)
     lse = np.where(seen, actual.lse[asked].astype(np.float64), 0.0)
-    keys = keys_of_tokens(batch)[asked]
+    keys = (keys_of_tokens(batch) if keys is None else keys)[asked]
     terms = batch.query_width
     budget = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)[:, None, None]
     lse_budget = budgets.lse_budget(exact, rounded, keys, terms)

@@ -42,7 +42,8 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.rules.attention import Answer
 from paged_mla_reference.rules.cache import read_slots
-from paged_mla_reference.rules.paging import query_spans, slots_of
+from paged_mla_reference.rules.masks import keys_seen
+from paged_mla_reference.rules.paging import keys_of_tokens, query_spans, slots_of
 from paged_mla_reference.rules.prefill import key_spans, sees
 from paged_mla_reference.rules.rounding import round_to, widen
 from paged_mla_reference.tolerance.compare import Check, Mismatch, first
@@ -80,6 +81,19 @@ def equal_values(
         if seen[span].max(initial=0) > 1 and _is_one_key(problem, batch, image, row):
             counts[span] = seen[span]
     return counts
+
+
+def keys_of_sums(problem: Problem, batch: Batch, image: CacheImage) -> NDArray[np.int64]:
+    """Return the numbers of keys for the budget of sums in S-5 and S-7, int64 [T].
+
+    The error of a sum over n different keys grows like ``sqrt(n) u``. In float32 a sum over n equal
+    keys may have the error ``n u``, so the number of its keys is squared.
+    """
+    keys = keys_of_tokens(batch)
+    if problem.dtype != "float32":
+        return keys
+    counts = equal_values(problem, batch, image, keys_seen(problem, batch))
+    return np.where(counts > 1, counts**2, keys)
 
 
 def lone_keys(batch: PrefillBatch) -> NDArray[np.int64]:

@@ -27,7 +27,7 @@ from paged_mla_reference.tolerance.compare import Check
 from paged_mla_reference.tolerance.fast import Allowance, fast_answers, may_be_fast
 from paged_mla_reference.tolerance.queries import check_queries
 from paged_mla_reference.tolerance.short import check_short
-from paged_mla_reference.tolerance.single import check_single, equal_values, lone_keys
+from paged_mla_reference.tolerance.single import check_single, equal_values, keys_of_sums, lone_keys
 from paged_mla_shared.backend import OPERATIONS, Backend, Runner
 from paged_mla_shared.cases import Case, PrefillCase, QueryCase
 from paged_mla_shared.dims import MlaDims
@@ -341,8 +341,9 @@ class Trial:
         """Compare the output of `stage` with the oracle's output."""
         problem, batch = stage.problem, stage.batch
         exact, rounded, allowance = self.answers(stage, asked_tokens(problem, batch))
+        keys = keys_of_sums(problem, batch, stage.after)
         self.checks += compare.check_output(
-            problem, batch, actual, exact, rounded, allowance=allowance
+            problem, batch, actual, exact, rounded, allowance=allowance, keys=keys
         )
         if allowance is None:
             seen = keys_seen(problem, batch)

@@ -313,7 +313,7 @@ def _check_attention(found: Examination) -> None:
         "",
         (blinded(actual_output(step, answer), odd), answer),
         lambda alone: compare.check_output(
-            step.problem, batch, alone, exact, rounded, allowance=right.allowance
+            step.problem, batch, alone, exact, rounded, allowance=right.allowance, keys=right.keys
         ),
     )
 

@@ -22,6 +22,7 @@ from paged_mla_reference.tolerance.compare import Check, Mismatch
 from paged_mla_reference.tolerance.fast import Allowance, fast_answers, may_be_fast
 from paged_mla_reference.tolerance.layers import RightLayer
 from paged_mla_reference.tolerance.pattern import describe
+from paged_mla_reference.tolerance.single import keys_of_sums
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Output, Problem, Rows
@@ -41,6 +42,8 @@ class Right:
         The largest allowed error of each token's out.
     lse_budget : float64 [T, H]
         The largest allowed error of lse.
+    keys : int64 [T]
+        The numbers of keys that determine the errors of sums.
     allowance : Allowance or None
         The additional error of 8-bit products, if the dump allows them.
     """
@@ -49,6 +52,7 @@ class Right:
     rounded: Answer
     out_budget: NDArray[np.float64]
     lse_budget: NDArray[np.float64]
+    keys: NDArray[np.int64]
     allowance: Allowance | None = None
 
     @classmethod
@@ -56,15 +60,15 @@ class Right:
         """Compute the right output of a step's attention over a cache (S-4 to S-7)."""
         problem = step.problem
         exact, rounded = both_answers(problem, batch, image)
-        keys, terms = keys_of_tokens(batch), batch.query_width
-        allowance = None
+        keys = keys_of_sums(problem, batch, image)
+        allowance, terms = None, batch.query_width
         if may_be_fast(problem, step.dump.products):
             rounded, allowance = fast_answers(problem, batch, image)
         out = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)
         lse = budgets.lse_budget(exact, rounded, keys, terms)
         if allowance is not None:
             out, lse = out + allowance.out.max(axis=(1, 2), initial=0.0), lse + allowance.lse
-        return cls(exact, rounded, out, lse, allowance)
+        return cls(exact, rounded, out, lse, keys, allowance)
 
     @classmethod
     def of_prefill(cls, problem: Problem, batch: PrefillBatch) -> Right:
@@ -72,7 +76,7 @@ class Right:
         exact, rounded = (prefill(problem, batch, rounding) for rounding in Rounding)
         keys, terms = keys_of_tokens(batch), batch.query_width
         out = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)
-        return cls(exact, rounded, out, budgets.lse_budget(exact, rounded, keys, terms))
+        return cls(exact, rounded, out, budgets.lse_budget(exact, rounded, keys, terms), keys)
 
 
 @dataclass
