@@ -283,6 +283,10 @@ def test_a_nan_without_a_known_origin():
         ),
         ("E   AssertionError: plan wrote 3 bytes", Symptom("", "", "plan wrote N bytes")),
         (f"{ERROR}[S-10] cache: 4 bytes wrong, first", Symptom("S-10", "cache", "wrong bytes")),
+        (
+            f"{ERROR}[S-6] lse: 4.789 at (0, 0), expected -inf; token 0",
+            Symptom("S-6", "lse", "finite where the query sees no key"),
+        ),
     ],
 )
 def test_what_is_wrong(message: str, symptom: Symptom):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 
 import torch
 
+HELPERS = []
 LN2 = 0.6931471805599453
 
 
@@ -58,6 +61,24 @@ def loses_the_device(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_
     """Raise the error that a GPU raises for an illegal address, at five heads."""
     if q.shape[1] == 5:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
+
+
+def changes_the_folder(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
+    """Right, but its first call changes the current folder, as compilers do."""
+    os.chdir("/")
+    return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
+
+
+def starts_a_process(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
+    """Right, but its first call starts a process that outlives this one."""
+    if not HELPERS:
+        HELPERS.append(subprocess.Popen(["sleep", "600"]))
+    return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
+
+
+async def is_a_coroutine(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank):
+    """Wrong: a call returns a coroutine."""
     return decode(q, kv_cache, block_table, seq_lens, softmax_scale, kv_lora_rank)
 
 

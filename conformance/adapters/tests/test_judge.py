@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -340,6 +341,34 @@ def test_a_call_that_does_not_return_is_an_error(
     assert not claims.exists()
 
 
+@pytest.mark.parametrize("name", ["changes_the_folder", "starts_a_process"])
+def test_what_a_function_does_to_its_process_does_not_stop_probing(name: str, tmp_path: Path):
+    """A relative target is found again, and a process that the function started is killed."""
+    claims = tmp_path / "claims.toml"
+    once = ["--served", "num_heads=4", "--served", "block_sizes=16", "--only", "decode-bs16-fp32"]
+    started = time.monotonic()
+    done = ask(f"judged.py:{name}", "--claims", str(claims), *once, folder=FILE.parent)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - started < 300
+    assert read(claims).target == f"judged.py:{name}"
+
+
+def test_a_claims_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The error comes before any call."""
+    (tmp_path / "file").write_text("")
+    claims = tmp_path / "file" / "claims.toml"
+    assert main([f"{FILE}:never_returns", "--device", "cpu", "--claims", str(claims)]) == 2
+    assert str(claims) in capsys.readouterr().err
+
+
+def test_claims_without_a_size_are_an_error():
+    """S-20: the suite would test nothing and find no error."""
+    with pytest.raises(
+        InvalidArgument, match=r"served.max_query_len: got 0; allowed: numbers >= 1"
+    ):
+        Claims("f.py:f", served=Served(max_query_len=0))
+
+
 def test_a_probe_that_ended_its_process_counts_as_supported(tmp_path: Path):
     """S-9: a crash is not a Python error, so that the suite tests the call."""
     path = tmp_path / "probes.jsonl"
@@ -480,6 +509,8 @@ def test_options_that_a_claims_file_was_written_without(
         ([f"{FILE}:decode", "--set", "x=a b"], "a Python literal"),
         ([f"{FILE}:decode", "--served", "heads=16"], "--served: got an unknown field"),
         ([f"{FILE}:decode", "--scale", "-1"], "a finite number > 0"),
+        ([f"{FILE}:decode", "--backend", "a:b"], "--backend: got an option of conformance"),
+        ([f"{FILE}:is_a_coroutine"], "target: got the coroutine is_a_coroutine"),
         ([f"{FILE}:decode", "--map", "workspace=softmax_scale"], "the softmax scale"),
         ([f"{FILE}:decode", "--set", "zzz=1"], "--set: got zzz; allowed: the parameters q,"),
         ([f"{FILE}:decode", "--served", "num_heads=-4"], "num_heads: got -4; allowed: numbers"),

@@ -36,13 +36,14 @@ _WORDS = {  # the reference declares every word that the protocol has
 }
 
 _TUPLES = {
-    "head_dims": (2, "pairs of integers (R, P) of type int"),
-    "prefill_dims": (3, "triples of integers (N, P, V) of type int"),
+    "head_dims": (2, "pairs of integers (R, P) >= 1 of type int"),
+    "prefill_dims": (3, "triples of integers (N, P, V) >= 1 of type int"),
 }
 
 
-def _is_integer(value: object) -> bool:
-    return type(value) is int  # NumPy's integers overflow, and JSON cannot represent them
+def _is_size(value: object) -> bool:
+    # NumPy's integers overflow, and JSON cannot represent them.
+    return type(value) is int and value >= 1
 
 
 def _is_scale(value: object) -> bool:
@@ -51,7 +52,7 @@ def _is_scale(value: object) -> bool:
 
 _SINGLE: dict[str, tuple[Callable[[object], bool], str]] = {
     "products": (lambda value: value in PRODUCTS, " or ".join(map(repr, PRODUCTS))),
-    "max_query_len": (_is_integer, "an integer of type int"),
+    "max_query_len": (lambda value: value == 0 or _is_size(value), "an integer >= 0 of type int"),
     "softmax_scale": (_is_scale, "None, or a float > 0"),
 }
 
@@ -119,8 +120,8 @@ def _not_allowed(field: str, member: object) -> str:
     if field in _TUPLES:
         length, allowed = _TUPLES[field]
         fits = isinstance(member, tuple) and len(member) == length
-        return "" if fits and all(map(_is_integer, cast("tuple[object, ...]", member))) else allowed
-    return "" if _is_integer(member) else "integers of type int"
+        return "" if fits and all(map(_is_size, cast("tuple[object, ...]", member))) else allowed
+    return "" if _is_size(member) else "integers >= 1 of type int"
 
 
 def _refusal(name: str, what: str, given: object, allowed: str) -> pytest.UsageError:

@@ -139,6 +139,13 @@ CASES = (
         num_heads=2,
     ),
     _extend(
+        "1025-rows",
+        "more than 1024 rows",
+        tuple(Row(3, 1) for _ in range(1025)),
+        num_heads=1,
+        is_slow=True,
+    ),
+    _extend(
         "513-rows",
         "more than 512 rows",
         tuple(Row(3, 1) for _ in range(513)),

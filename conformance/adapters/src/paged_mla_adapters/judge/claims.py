@@ -99,13 +99,23 @@ class Served:
             if not can_be_written(value):
                 raise InvalidArgument(f"--served {name}", value, "numbers, strings and tuples")
         made: Served = build(Served, json.loads(json.dumps(fields)), "--served")
-        dims = tuple(number for pair in made.head_dims for number in pair)
-        numbers = {name: getattr(made, name) for name in ("num_heads", "block_sizes")}
-        numbers |= {"head_dims": dims, "max_query_len": (made.max_query_len,)}
+        made.check("--served ")
+        return made
+
+    def check(self, where: str) -> None:
+        """Check that all sizes are at least 1; `where` precedes a field's name in an error.
+
+        Raises
+        ------
+        InvalidArgument
+            A number is less than 1.
+        """
+        dims = tuple(number for pair in self.head_dims for number in pair)
+        numbers = {name: getattr(self, name) for name in ("num_heads", "block_sizes")}
+        numbers |= {"head_dims": dims, "max_query_len": (self.max_query_len,)}
         for name, found in numbers.items():
             if min(found, default=1) < 1:
-                raise InvalidArgument(f"--served {name}", min(found), "numbers >= 1")
-        return made
+                raise InvalidArgument(f"{where}{name}", min(found), "numbers >= 1")
 
 
 @dataclass(frozen=True)
@@ -165,7 +175,8 @@ class Claims:
     served: Served = field(default_factory=Served)
 
     def __post_init__(self) -> None:
-        """Check the fields that allow only certain words."""
+        """Check the sizes, and the fields that allow only certain words."""
+        self.served.check("served.")
         words = {
             "kind": ("attend", "append", "merge", "csr"),
             "device": ("cuda", "cpu"),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,7 @@ from paged_mla_conformance.runners.profile import load_profile
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.documents import printable
 from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.folders import check_files
 from paged_mla_shared.options import OneLineParser
 
 _USAGE_ERROR = 2
@@ -62,6 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     options, rest = _parser().parse_known_args(arguments)
     path: Path = options.claims or _default_path(options.target)
     try:
+        if any(argument.split("=")[0] == "--backend" for argument in rest):
+            raise InvalidArgument("--backend", "an option of conformance", "the target alone")
         if options.profile is not None:
             load_profile(options.profile)
         if path.exists() and not options.probe:
@@ -70,6 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
             _hold_to(claims, options, path)
             _warn_of_changes(options.target, path)
         else:
+            check_files(claims=path)
             claims = _probed(_described(options), path, _served(options))
     except (InvalidArgument, Unsupported, _NotCallable) as error:
         print(printable(f"paged-mla judge: {error}"), file=sys.stderr)
@@ -334,22 +341,17 @@ def _probed(claims: Claims, path: Path, said: Mapping[str, Any]) -> Claims:
         write(claims, draft)
         command = [sys.executable, "-m", "paged_mla_adapters.judge.probing"]
         for _ in range(_MOST_DEATHS):
-            done = subprocess.run(
-                [*command, str(draft), str(progress), str(_SECONDS)],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode in {0, NOT_CALLABLE}:
+            status, errors = _run([*command, str(draft), str(progress), str(_SECONDS)], folder)
+            if status in {0, NOT_CALLABLE}:
                 break
-            if TIMED_OUT in done.stderr:
+            if TIMED_OUT in errors:
                 raise _NotCallable(
                     f"a call of {claims.target} did not return within {_SECONDS:g} s; use --served "
                     f"to call fewer values. The call was ({last_call(progress)}):\n"
-                    f"{done.stderr[done.stderr.index(TIMED_OUT) :].strip()}"
+                    f"{errors[errors.index(TIMED_OUT) :].strip()}"
                 )
-        if done.returncode != 0:
-            why = done.stderr.strip() or f"The process ended with status {done.returncode}."
+        if status != 0:
+            why = errors.strip() or f"The process ended with status {status}."
             raise _NotCallable(f"no call of {claims.target} returned. The first errors:\n{why}")
         found = read(draft)
         if claims.kind != "merge" and not found.served.dtypes:
@@ -358,6 +360,25 @@ def _probed(claims: Claims, path: Path, said: Mapping[str, Any]) -> Claims:
     found = replace(found, profile=profile, served=found.served.with_these(said))
     write(found, path)
     return found
+
+
+def _run(command: list[str], folder: str) -> tuple[int, str]:
+    """Run a command; return its exit status and what it printed to stderr.
+
+    Processes that it leaves behind are killed. A pipe would wait for them.
+    """
+    with Path(folder, "errors.txt").open("w+") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+        )
+        try:
+            status = process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        errors.seek(0)
+        return status, errors.read()
 
 
 def _profiles(claims: Claims) -> Iterable[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -68,6 +70,8 @@ def load(target: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise InvalidArgument("target", f"a {type(found).__name__}", "a function or a class")
+    if inspect.iscoroutinefunction(found):
+        raise InvalidArgument("target", f"the coroutine {name}", "a function without async")
     made: Callable[..., Any] = found
     return made
 
@@ -76,9 +80,10 @@ def _module(where: str) -> Any:
     if not where.endswith(".py"):
         return importlib.import_module(where)
     path = Path(where)
-    if not path.is_file():
+    name = f"paged_mla_judged_{path.stem}"
+    if name not in sys.modules and not path.is_file():  # a function may change the folder
         raise InvalidArgument("target", where, "a file that exists")
-    return module_of(f"paged_mla_judged_{path.stem}", path)
+    return module_of(name, path)
 
 
 def calls_of(target: Callable[..., Any]) -> list[Callable[..., Any]]:

@@ -23,6 +23,7 @@ _KINDS = (
     (r".* elements past their budget", "error too large"),
     (r"root mean square error", "root mean square error too large"),
     (r"not 0, where", "not 0 where the query sees no key"),
+    (r"-?[\d.]+(e[+-]?\d+)? at \(.*, expected -inf", "finite where the query sees no key"),
     (r"0, where", "0 where the query sees keys"),
     (r"bits differ", "other bits"),
     (r"shape", "a wrong shape"),
