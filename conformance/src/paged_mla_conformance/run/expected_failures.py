@@ -37,8 +37,8 @@ def load_expected_failures(path: Path) -> dict[str, ExpectedFailure]:
     Raises
     ------
     ValueError
-        The file cannot be read, is not TOML or has other tables, or an entry lacks a test, a reason
-        or an issue, has unknown keys, or repeats an id.
+        The file cannot be read, is not TOML or has other tables; or an entry lacks a test, a reason
+        or an issue, has unknown keys or a value that is no text, or repeats an id.
     """
     document = read_toml(path)
     if set(document) - {"expected_failure"}:

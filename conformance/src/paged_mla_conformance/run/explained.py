@@ -31,11 +31,11 @@ def explain_causes(options: Options, report: Report) -> None:
     options : Options
         The options of the finished run.
     report : Report
-        The report of the finished run. For each of the first three causes with a dump,
+        The report of the finished run. For each of the first three causes with a readable dump,
         ``explanations`` gets the fault that explains at least half of the wrong elements, or "". If
         a test passes alone, ``explanations`` gets a sentence about that, and ``nan_origins`` loses
-        the tests of its cause. If at least two causes were explained, ``shared_fault`` gets the
-        fault that explains all of these, or "".
+        the tests of its cause. If at least two dumps were read, ``shared_fault`` gets the fault
+        that explains all of them, or "".
     """
     explanations: list[Explanation] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -36,8 +36,8 @@ _SECONDS = 60.0  # after this time no other test runs again; each run loads the 
 def find_nan_origins(options: Options, report: Report, progress: Progress) -> None:
     """Run one test of each of the largest causes that are a NaN or a wild address again.
 
-    At most four tests run again, each several times in new processes. After 60 seconds no other
-    test begins.
+    At most four tests run again, each one to six times. Each run has a new process. After 60
+    seconds no other test begins.
 
     Parameters
     ----------

@@ -161,8 +161,8 @@ class MlaLayer(Planner):
         """Compile every kernel that a step can launch, as :meth:`PagedMla.warm_up` does.
 
         With a causal mask, this method also plans a step of materialized rows of one token each,
-        and attends to the contents of the cache. It writes nothing to the cache. It reuses the
-        buffers of the oldest planned step and becomes the latest one: call :meth:`plan` again.
+        and attends to the contents of the cache, without a write to it. That step reuses the
+        buffers of the oldest planned step and becomes the latest step: call :meth:`plan` again.
 
         Parameters
         ----------

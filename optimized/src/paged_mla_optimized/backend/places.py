@@ -14,7 +14,7 @@ class Places(Protocol):
     def input(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor that kernels may read: `tensor`, or a copy with its strides.
 
-        A copy is contiguous if elements of `tensor` share memory.
+        A copy is contiguous if an axis of `tensor` has the stride 0.
         """
         ...
 

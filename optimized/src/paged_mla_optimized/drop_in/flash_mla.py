@@ -333,11 +333,13 @@ def _config(
     _, block_size, kv_heads, _ = k_cache.shape
     check_between(1, MAX_BLOCK_SIZE, **{"page_block_size of k_cache": block_size})
     if kv_heads == 0 or heads == 0 or heads % kv_heads:
-        raise InvalidArgument("q", f"{heads} heads", f"a multiple of the {kv_heads} of k_cache")
+        raise InvalidArgument(
+            "q", f"{heads} heads", f"a multiple of the {kv_heads} heads of k_cache"
+        )
     if heads // kv_heads > MAX_HEADS:
         allowed = f"at most {MAX_HEADS} for each head of k_cache"
         raise Unsupported(
-            f"q of {heads} heads is not supported for {kv_heads} of k_cache; use {allowed}"
+            f"q of {heads} heads is not supported for a k_cache of {kv_heads} heads; use {allowed}"
         )
     rank = integer("head_dim_v", head_dim_v)
     rotated = width - rank

@@ -248,7 +248,7 @@ def arithmetic_of(ptx: str) -> set[str]:
 
 
 def unlisted(ptx: str, job: Job, arch: str) -> list[str]:
-    """Return, sorted, the instructions in a kernel's PTX that :data:`ALLOWED` does not allow."""
+    """Return, sorted, the arithmetic instructions in a kernel's PTX that :data:`ALLOWED` lacks."""
     return [
         name
         for name in sorted(arithmetic_of(ptx))

@@ -88,8 +88,8 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
     ------
     InvalidArgument
         A file is not valid, has too many keys or cannot be written; the dump lacks data for an
-        option, or has no token or head of the given number; or an option has no effect with the
-        other options.
+        option, or has no token or head of the given number; the token sees no key, or fewer keys
+        than ``--splits``; or an option has no effect with the other options.
     """
     if len(options.dumps) > 1:
         refuse_idle(options, (*_PICTURES, *_TRACE, "taps"), "one dump")

@@ -60,8 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     -------
     int
         The exit status of ``paged-mla conformance``: 0 if every test that the claims cover passed.
-        It is 2 if the function cannot be imported or called, if a call does not return, or if the
-        command line is wrong.
+        It is 2 if the function cannot be imported or called, if a call does not return while the
+        function is probed, or if an option of this command is wrong.
     """
     options, rest = _parser().parse_known_args(arguments)
     path: Path = options.claims or _default_path(options.target)

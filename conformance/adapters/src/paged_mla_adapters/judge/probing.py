@@ -83,8 +83,8 @@ def find(claims: Claims, ask: Ask) -> Claims:
     """Return the claims, completed by layouts and by all values that the function supports.
 
     Claims that have all values already get only layouts and the base of the lse. Claims of a merge
-    get these too, and without a probe the values of :data:`ANYTHING` for the fields of
-    :data:`NARROWING` that they lack.
+    get these too. Without a probe they also get the values of :data:`ANYTHING`, except for the
+    products and the fields of :data:`NARROWING` that have values.
 
     Parameters
     ----------

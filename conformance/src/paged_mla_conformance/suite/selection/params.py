@@ -110,8 +110,8 @@ def _in_format(case: Case, cache_format: str | None) -> Case:
 def _formats_of(run: Run, case: Case, dtype: str) -> tuple[str | None, ...]:
     """Return the cache formats in which `case` runs with `dtype`; ``None`` is the plain format.
 
-    Cases outside of ``_OF_FORMATS`` run only in the plain format. The other cases run in every
-    format with the first dtype of the run. With every other dtype, and on an interpreter, which is
+    Cases outside of ``_OF_FORMATS`` run only in the plain format. With the first dtype of the run,
+    the other cases run in every declared format that the rules allow for them. With every other dtype, and on an interpreter, which is
     slow, they run in one more format, and the formats rotate. A case of the group ``formats`` has
     no plain run if its cache scale is 1. Layers of backends with fast products run only in the
     plain format, because they have no budget for products of 8 bits.

@@ -51,7 +51,10 @@ class Step(NamedTuple):
 
 
 def steps() -> list[Step]:
-    """Return every format with its kinds of products, and FlashMLA after those of flat FP8."""
+    """Return a step for each kind of scores, number of heads, format and kind of products.
+
+    FlashMLA follows the products of flat FP8.
+    """
     found = []
     for scores in ("spread", "peaked"):
         for heads in (16, 128):

@@ -70,7 +70,10 @@ def main() -> int:
 
 
 def run_scene(name: str, folder: Path, tokens: int) -> None:
-    """Run one workload in this process; write all results so far after each backend's run."""
+    """Run one workload in this process.
+
+    After each backend that is compared with the first one, all results so far are written.
+    """
     scene = (SCENES | SCENES_OF_TWO_GPUS)[name]
     models = _models(folder, scene)
     plain = Scene(
