@@ -270,7 +270,7 @@ def test_what_no_kernel_serves_is_refused(option):
         ({"head_dim_v": -1}, "head_dim_v -1"),
         (
             {"q": torch.zeros(4, 2, 129, R + P).half()},
-            "129 heads is not supported for 1 of k_cache",
+            "129 heads is not supported for a k_cache of 1 heads",
         ),
         ({"q": torch.zeros(4, 2, 16, R + P).double()}, "q of torch.float64"),
         (step(dtype=torch.bfloat16), "bfloat16"),  # in the interpreter

@@ -111,10 +111,11 @@ def _formats_of(run: Run, case: Case, dtype: str) -> tuple[str | None, ...]:
     """Return the cache formats in which `case` runs with `dtype`; ``None`` is the plain format.
 
     Cases outside of ``_OF_FORMATS`` run only in the plain format. With the first dtype of the run,
-    the other cases run in every declared format that the rules allow for them. With every other dtype, and on an interpreter, which is
-    slow, they run in one more format, and the formats rotate. A case of the group ``formats`` has
-    no plain run if its cache scale is 1. Layers of backends with fast products run only in the
-    plain format, because they have no budget for products of 8 bits.
+    the other cases run in every declared format that the rules allow for them. With every other
+    dtype, and on an interpreter, which is slow, they run in one more format, and the formats
+    rotate. A case of the group ``formats`` has no plain run if its cache scale is 1. Layers of
+    backends with fast products run only in the plain format, because they have no budget for
+    products of 8 bits.
     """
     own = case.group == formats.GROUP
     if case.group == layer.GROUP and run.backend.capabilities.products != "exact":
