@@ -135,7 +135,7 @@ def test_a_test_has_a_time_limit(workers: str, tmp_path: Path):
     started = tmp_path / "started"
     report = report_of(
         tmp_path,
-        *("--backend", "ending:hangs", "--workers", workers, "--timeout", "3", *FEW),
+        *("--backend", "ending:hangs", "--workers", workers, "--timeout", "8", *FEW),
         STARTED=str(started),
     )
     assert report["status"] == 1
