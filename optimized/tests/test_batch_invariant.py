@@ -99,7 +99,7 @@ def test_rows_of_more_pairs_have_longer_splits(num_heads, query_len, split_tiles
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, split_tiles=4))
     assert_close(step.attend(mla), dense(step))
     assert mla._core.plan.cut[5].item() == split_tiles
-    assert f"up to {splits} pieces" in str(mla.explain(step.described))
+    assert f"up to {splits} splits" in str(mla.explain(step.described))
 
 
 def test_all_programs_share_the_joins_of_splits():

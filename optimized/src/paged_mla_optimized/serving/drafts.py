@@ -171,7 +171,8 @@ class DraftSteps:
                 "own_width", given, f"enough blocks for a partly filled block and {steps} drafts"
             )
         rows, device = max_requests * branches, device_of(device)
-        device_facts(device)
+        if device.type == "cpu":  # a CPU needs Triton's interpreter
+            device_facts(device)
         self._switch = CheckSwitch(device)
         self.block_size = block_size
         self._shape = (max_requests, branches, own_width)
