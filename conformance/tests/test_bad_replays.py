@@ -32,7 +32,7 @@ BAD_CASES = {
     "query-longer-than-the-row": (("case", "rows", 0, "query_len"), 10, "row 0 of 0 to 1"),
     "query-of-1e12": (("case", "rows", 0), {"seq_len": 0, "query_len": 10**12}, "query tokens"),
     "prefix-of-itself": (("case", "rows", 1, "shares_prefix_of"), 1, "row 1 of 0 to 1"),
-    "prefix-of-nobody": (("case", "rows", 1, "shares_prefix_of"), -1, "row 1 of 0 to 1"),
+    "prefix-of-no-row": (("case", "rows", 1, "shares_prefix_of"), -1, "row 1 of 0 to 1"),
     "heads-zero": (("case", "num_heads"), 0, "num_heads"),
     "heads-1e12": (("case", "num_heads"), 10**12, "num_heads"),
     "block-size-zero": (("case", "block_size"), 0, "block_size"),

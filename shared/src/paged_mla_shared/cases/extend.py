@@ -138,19 +138,15 @@ CASES = (
         (Row(300, 1), *(Row(270 + 3 * i, 1, shares_prefix_of=0) for i in range(8))),
         num_heads=2,
     ),
-    _extend(
-        "1025-rows",
-        "more than 1024 rows",
-        tuple(Row(3, 1) for _ in range(1025)),
-        num_heads=1,
-        is_slow=True,
-    ),
-    _extend(
-        "513-rows",
-        "more than 512 rows",
-        tuple(Row(3, 1) for _ in range(513)),
-        num_heads=1,
-        is_slow=True,
+    *(
+        _extend(
+            f"{most + 1}-rows",
+            f"more than {most} rows",
+            tuple(Row(3, 1) for _ in range(most + 1)),
+            num_heads=1,
+            is_slow=True,
+        )
+        for most in (512, 1024)
     ),
     _extend(
         "fresh-q1030",

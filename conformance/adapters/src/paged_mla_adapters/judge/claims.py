@@ -96,8 +96,6 @@ class Served:
         many = {name for name, value in fields.items() if isinstance(value, tuple)}
         for name, value in values.items():
             fields[name] = [value] if name in many and not isinstance(value, tuple) else value
-            if not can_be_written(value):
-                raise InvalidArgument(f"--served {name}", value, "numbers, strings and tuples")
         made: Served = build(Served, json.loads(json.dumps(fields)), "--served")
         made.check("--served ")
         return made

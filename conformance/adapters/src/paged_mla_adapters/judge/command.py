@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +23,7 @@ from paged_mla_adapters.judge.probing import NOT_CALLABLE, TIMED_OUT, last_call
 from paged_mla_adapters.judge.roles import roles_of
 from paged_mla_adapters.judge.target import calls_of, file_of, is_solution, load, solution_of
 from paged_mla_conformance.run.command import main as conformance
+from paged_mla_conformance.run.workers.child_process import kill
 from paged_mla_conformance.runners.profile import load_profile
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.documents import printable
@@ -374,8 +372,7 @@ def _run(command: list[str], folder: str) -> tuple[int, str]:
         try:
             status = process.wait()
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill(process)
             process.wait()
         errors.seek(0)
         return status, errors.read()
