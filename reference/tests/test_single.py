@@ -9,6 +9,7 @@ from paged_mla_reference.rules.attention import Answer, attend
 from paged_mla_reference.rules.cache import append
 from paged_mla_reference.rules.masks import keys_seen
 from paged_mla_reference.rules.materialize import materialize
+from paged_mla_reference.rules.paging import keys_of_tokens
 from paged_mla_reference.rules.prefill import prefill
 from paged_mla_reference.rules.rounding import Rounding, round_to, widen
 from paged_mla_reference.tolerance.compare import Mismatch, check_output
@@ -113,6 +114,15 @@ def test_sums_of_equal_values_in_float32():
     answer = Output(out, exact.lse.astype(np.float32))
     assert check_output(problem, batch, answer, exact, rounded, keys=keys)
     assert check_single(problem, answer, exact, lens.astype(np.int64))
+
+
+def test_equal_keys_are_counted_among_odd_values():
+    """S-22: the conversion of signaling NaN gives no warning; NaN equals nothing."""
+    rows = (Row(3, 3), Row(5, 5))
+    [step] = build_steps(case_of(*rows, equal_keys=True, odd_values=True), DIMS, "float32")
+    batch, before = materialize(step)
+    image = append(step.problem, batch, before)
+    assert (keys_of_sums(step.problem, batch, image) == keys_of_tokens(batch)).all()
 
 
 def added_up(value: np.ndarray, count: int) -> np.ndarray:

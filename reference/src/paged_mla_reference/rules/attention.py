@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.rules.cache import read_slots
+from paged_mla_reference.rules.cache import read_keys
 from paged_mla_reference.rules.masks import visibility
 from paged_mla_reference.rules.paging import query_spans, slots_of
 from paged_mla_reference.rules.positions import metadata
@@ -139,8 +139,7 @@ def attend_visible(
         queries = _queries(problem, batch.q_nope[span], batch.q_pe[span], positions[span], rounding)
         read = np.flatnonzero(seen.any(axis=0))  # [K]
         slots = slots_of(batch.block_table[row], read, problem.block_size)
-        with np.errstate(invalid="ignore"):  # signaling NaN
-            keys = np.hstack(read_slots(image, slots), dtype=np.float64)  # [K, R+P]
+        keys = read_keys(image, slots)  # [K, R+P]
         for i, t in enumerate(range(span.start, span.stop)):
             sees = seen[i, read]  # [K]
             if sees.any():

@@ -78,6 +78,11 @@ def read_slots(image: CacheImage, slots: NDArray[np.int64]) -> Tokens:
     return ENCODINGS[image.layout.format.name].load(_read(image, slots))
 
 
+def read_keys(image: CacheImage, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the keys of the given slots, ``ckv`` and ``k_pe`` side by side, float64 [n, R + P]."""
+    return np.hstack([widen(part) for part in read_slots(image, slots)])
+
+
 def write_slots(
     image: CacheImage, slots: NDArray[np.int64], ckv: NDArray[Any], k_pe: NDArray[Any]
 ) -> CacheImage:

@@ -165,7 +165,7 @@ def _accept_rotated(
     mine, theirs = layout.field(actual, "k_pe"), layout.field(expected, "k_pe")
     if not mine.size:
         return Check("rotated k_pe", 0.0, 0.0)
-    a, b = mine.astype(np.float64), theirs.astype(np.float64)
+    a, b = widen(mine), widen(theirs)
     finite = np.isfinite(a) & np.isfinite(b) & is_rotated[..., None]
     a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
     error, budget = np.abs(a - b), budgets.rotation_budget(b, dtype_name(mine.dtype))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.rules.attention import Answer
 from paged_mla_reference.rules.paging import keys_of_tokens
+from paged_mla_reference.rules.rounding import widen
 from paged_mla_reference.tolerance import budgets
 from paged_mla_reference.tolerance.fast import Allowance, gain_of
 from paged_mla_reference.tolerance.pattern import describe
@@ -89,7 +90,7 @@ def check_output(
     same_form("out", actual.out, exact.out.shape, problem.dtype)
     same_form("lse", actual.lse, exact.lse.shape, "float32")
     _same_anomalies(actual, exact, batch)
-    out = actual.out.astype(np.float64)
+    out = widen(actual.out)
     empty = np.isneginf(exact.lse)
     if np.any(out[empty] != 0):
         wrong = empty & (out != 0).any(axis=-1)
@@ -100,7 +101,7 @@ def check_output(
     asked = np.flatnonzero(~np.isnan(exact.lse).any(axis=1))
     exact, rounded = _of_tokens(exact, asked), _of_tokens(rounded, asked)
     seen = ~np.isneginf(exact.lse)
-    lse = np.where(seen, actual.lse[asked].astype(np.float64), 0.0)
+    lse = np.where(seen, widen(actual.lse[asked]), 0.0)
     keys = (keys_of_tokens(batch) if keys is None else keys)[asked]
     terms = batch.query_width
     budget = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)[:, None, None]
@@ -179,8 +180,8 @@ def check_merge(actual: Output, expected: Output, partials: list[Output]) -> lis
     same_form("out", actual.out, expected.out.shape, "float32")
     same_form("lse", actual.lse, expected.lse.shape, "float32")
     exact = Answer(
-        expected.out.astype(np.float64),
-        expected.lse.astype(np.float64),
+        widen(expected.out),
+        widen(expected.lse),
         *np.zeros((3, *expected.lse.shape)),
     )
     _same_anomalies(actual, exact, None, rule="S-8")
@@ -354,7 +355,7 @@ def _within(
     place: Place | None = None,
 ) -> Check:
     """Check that the error of every element is within its budget."""
-    error = np.abs(actual.astype(np.float64) - exact.astype(np.float64))
+    error = np.abs(widen(actual) - widen(exact))
     allowed = np.broadcast_to(budget, error.shape)
     wrong = ~(error <= allowed)  # NaN never satisfies a budget
     if wrong.any():

@@ -17,7 +17,7 @@ from paged_mla_reference.rules.layer import absorbed_step, materialized_step
 from paged_mla_reference.rules.masks import visibility
 from paged_mla_reference.rules.paging import keys_of_tokens
 from paged_mla_reference.rules.prefill import prefill
-from paged_mla_reference.rules.rounding import Rounding, round_to
+from paged_mla_reference.rules.rounding import Rounding, round_to, widen
 from paged_mla_reference.tolerance import budgets
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
@@ -58,7 +58,7 @@ class RightLayer:
             score_bound=np.maximum(exact.score_bound, widest.score_bound),
             turn_error=widest.turn_error,
         )
-        projected = round_to(over_latents.out, problem.dtype).astype(np.float64)
+        projected = widen(round_to(over_latents.out, problem.dtype))
         forms = (replace(over_latents, out=projected), materialized)
         keys, terms = keys_of_tokens(batch.step), problem.dims.cached_dim
         outs = [budgets.out_budget(problem.dtype, exact, form, keys, terms) for form in forms]

@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.rules.attention import Answer
-from paged_mla_reference.rules.cache import read_slots
+from paged_mla_reference.rules.cache import read_keys
 from paged_mla_reference.rules.masks import keys_seen
 from paged_mla_reference.rules.paging import keys_of_tokens, query_spans, slots_of
 from paged_mla_reference.rules.prefill import key_spans, sees
@@ -110,7 +110,7 @@ def _is_one_key(problem: Problem, batch: Batch, image: CacheImage, row: int) -> 
     length = int(batch.seq_lens[row])
     for some in (min(2, length), length):  # in most rows the first two keys differ
         slots = slots_of(batch.block_table[row], np.arange(some), problem.block_size)
-        keys = np.hstack(read_slots(image, slots), dtype=np.float64)
+        keys = read_keys(image, slots)
         if not (keys == keys[0]).all():
             return False
     return True

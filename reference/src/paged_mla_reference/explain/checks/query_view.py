@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paged_mla_reference.explain.checks.errors import errors_of
 from paged_mla_reference.explain.checks.examination import Examination, Right
 from paged_mla_reference.explain.checks.step import Step
-from paged_mla_reference.rules.cache import read_slots
+from paged_mla_reference.rules.cache import read_keys
 from paged_mla_reference.rules.masks import visibility
 from paged_mla_reference.rules.paging import keys_of_tokens, query_spans
 from paged_mla_reference.rules.positions import metadata
@@ -105,6 +105,6 @@ def scores_of(step: Step, query: Array, blocks: NDArray[np.int64]) -> Array:
     assert step.after is not None
     size = step.problem.block_size
     slots = (blocks[:, None] * size + np.arange(size)).ravel()
+    keys = read_keys(step.after, slots)
     with np.errstate(invalid="ignore", over="ignore"):
-        keys = np.hstack(read_slots(step.after, slots), dtype=np.float64)
         return np.asarray(step.problem.softmax_scale * (query @ keys.T))
