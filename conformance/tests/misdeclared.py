@@ -52,6 +52,7 @@ _FACTORIES: dict[str, Any] = {
     "strange-dtype": _declaring(dtypes=frozenset({"fp32"})),
     "no-dtype": _declaring(dtypes=frozenset()),
     "sizes-in-words": _declaring(block_sizes=frozenset({"64"})),
+    "only-huge-blocks": _declaring(block_sizes=frozenset({131072})),
     "sizes-of-numpy": _declaring(num_heads=frozenset(np.arange(1, 3))),
     "flat-head-dims": _declaring(head_dims=frozenset({32, 16})),
     "flat-prefill-dims": _declaring(prefill_dims=frozenset({(128, 64)})),

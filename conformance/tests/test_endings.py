@@ -144,6 +144,7 @@ def test_a_test_has_a_time_limit(workers: str, tmp_path: Path):
     assert hung["end"] == "timed-out"
     assert "no result after 8 s" in hung["message"]
     assert "ending.py" in hung["message"]
+    assert hung["replay"].endswith(" --timeout 8")
     assert hung["replay"] in report["printed"]
     assert ended(int(started.read_text()))
 
@@ -157,7 +158,7 @@ def test_a_terminated_run_writes_its_report(tmp_path: Path):
     run.terminate()
     printed, _ = run.communicate(timeout=30)
     assert run.returncode == pytest.ExitCode.INTERRUPTED
-    assert last_line(printed).startswith("FAILED in part: ")
+    assert last_line(printed).startswith("INTERRUPTED: ")
     assert "interrupted" in json.loads(path.read_text())["reasons_against"]
     assert ended(int(started.read_text()))
 

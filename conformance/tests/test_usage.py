@@ -124,6 +124,10 @@ def test_an_error_before_a_run_is_one_line(arguments: tuple[str, ...], message: 
         ("strange-dtype", "capabilities.dtypes: got 'fp32'; allowed: bfloat16, float16, float32"),
         ("sizes-in-words", "capabilities.block_sizes: got '64'; allowed: integers"),
         ("sizes-of-numpy", "); allowed: integers >= 1 of type int"),
+        (
+            "only-huge-blocks",
+            "capabilities.block_sizes: got [131072]; allowed: at least one integer from 1 to 65536",
+        ),
         ("flat-head-dims", "; allowed: pairs of integers (R, P)"),
         ("flat-prefill-dims", "; allowed: triples of integers (N, P, V)"),
         ("bounded-in-name", "prepare_unchecked: got None; allowed: a method, to declare 'bounded'"),

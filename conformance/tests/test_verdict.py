@@ -129,8 +129,20 @@ def test_a_partial_run_gives_no_verdict_on_the_backend():
     found.deselected = ["test_other"]
     assert found.verdict == f"PASSED in part: {TITLE}: {COUNT} passed, 1 skipped by selection"
     assert not found.as_dict()["conformant"]
-    found.errors.append("interrupted")
+    found.errors.append("the process ended")
     assert found.verdict.startswith("FAILED in part: ")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word"), [("passed", "INTERRUPTED"), ("failed", "NOT CONFORMANT")]
+)
+def test_an_interrupted_run_gives_a_verdict_only_on_a_failure(outcome: str, word: str):
+    """S-20: without a failure nothing is known; a failure stays a failure."""
+    found = report(outcome)
+    found.interrupted = True
+    assert found.verdict.startswith(f"{word}: ")
+    assert "interrupted" in found.reasons_against
+    assert not found.as_dict()["conformant"]
 
 
 def test_a_run_that_skips_everything_is_not_conformant():

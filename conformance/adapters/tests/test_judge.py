@@ -327,6 +327,23 @@ def test_a_function_that_raises_in_every_call():
     assert str(error.value).count("no kernel image") == 1
 
 
+def test_sizes_of_which_the_suite_has_no_step():
+    """There is no call to try; the error names the sizes and those that are allowed."""
+    claims = replace(described("decode"), served=Served(head_dims=((64, 3),)))
+    with pytest.raises(NotCallable, match=r"no step has head_dims \(\(64, 3\),\).*\(512, 64\)"):
+        find(claims, Recorded(Path("unused"), seconds=60))
+
+
+def test_a_wrong_option_of_the_suite_is_an_error_before_probing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    claims = tmp_path / "claims.toml"
+    with pytest.raises(SystemExit):
+        main([f"{FILE}:never_returns", "--claims", str(claims), "--workers", "many"])
+    assert "--workers: got 'many'" in capsys.readouterr().err
+    assert not claims.exists()
+
+
 def test_a_call_that_does_not_return_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

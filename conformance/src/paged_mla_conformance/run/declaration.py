@@ -14,6 +14,8 @@ import pytest
 
 from paged_mla_conformance.suite.selection.core import ALL_DTYPES, CORE
 from paged_mla_reference.backend import CAPABILITIES
+from paged_mla_reference.simulator.config import LARGEST_BLOCK_SIZE
+from paged_mla_reference.simulator.scenario import MOST_HEADS
 from paged_mla_shared.backend import PRODUCTS, Backend, Capabilities
 
 _ATTRIBUTES: dict[str, type] = {
@@ -39,6 +41,8 @@ _TUPLES = {
     "head_dims": (2, "pairs of integers (R, P) >= 1 of type int"),
     "prefill_dims": (3, "triples of integers (N, P, V) >= 1 of type int"),
 }
+
+_TESTABLE = {"num_heads": MOST_HEADS, "block_sizes": LARGEST_BLOCK_SIZE}  # by the suite's steps
 
 
 def _is_size(value: object) -> bool:
@@ -111,6 +115,9 @@ def _check_capabilities(name: str, capabilities: Capabilities) -> None:
             allowed = _not_allowed(field, member)
             if allowed:
                 raise _refusal(name, where, member, allowed)
+        if field in _TESTABLE and min(value, default=1) > _TESTABLE[field]:
+            allowed = f"at least one integer from 1 to {_TESTABLE[field]}"
+            raise _refusal(name, where, sorted(value), allowed)
 
 
 def _not_allowed(field: str, member: object) -> str:

@@ -55,7 +55,7 @@ def run_suite(options: Options, first: Worker, commit: str) -> int:
         print(printable(refused), file=sys.stderr)
         return refused.status
     except KeyboardInterrupt:
-        report.errors.append("interrupted")
+        report.interrupted = True
         status = INTERRUPTED
     if options.report is not None:
         document = report.as_dict()

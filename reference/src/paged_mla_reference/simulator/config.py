@@ -8,8 +8,9 @@ from enum import StrEnum
 from paged_mla_reference.rules.parallel import UNDIVIDED, ContextParallel
 from paged_mla_shared.errors import InvalidArgument
 
+LARGEST_BLOCK_SIZE = 1 << 16
 _LARGEST = {
-    "block_size": 1 << 16,
+    "block_size": LARGEST_BLOCK_SIZE,
     "num_blocks": 1 << 20,
     "max_rows": 1 << 16,
     "token_budget": 1 << 20,

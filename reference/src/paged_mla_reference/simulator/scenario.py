@@ -20,6 +20,7 @@ from paged_mla_shared.problem import Mask, MaskSpelling, Problem, Rope, RopePair
 from paged_mla_shared.typed import build
 
 VERSION = 1
+MOST_HEADS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +64,8 @@ class Scenario:
             A value is out of range, two requests have the same id, a request is too long, there is
             a rope on a divided cache, or the requests are too much work.
         """
-        if self.num_heads is not None and not 1 <= self.num_heads <= 128:
-            raise InvalidArgument("num_heads", self.num_heads, "1 to 128")
+        if self.num_heads is not None and not 1 <= self.num_heads <= MOST_HEADS:
+            raise InvalidArgument("num_heads", self.num_heads, f"1 to {MOST_HEADS}")
         check_format(self.cache_format)
         if self.rope is not None and self.config.group.world > 1:
             raise InvalidArgument("rope", repr(str(self.rope)), "no rope on a divided cache")

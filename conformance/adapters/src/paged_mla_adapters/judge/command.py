@@ -23,6 +23,7 @@ from paged_mla_adapters.judge.probing import NOT_CALLABLE, TIMED_OUT, last_call
 from paged_mla_adapters.judge.roles import roles_of
 from paged_mla_adapters.judge.target import calls_of, file_of, is_solution, load, solution_of
 from paged_mla_conformance.run.command import main as conformance
+from paged_mla_conformance.run.options import parse
 from paged_mla_conformance.run.workers.child_process import kill
 from paged_mla_conformance.runners.profile import load_profile
 from paged_mla_shared.dims import PRESETS
@@ -66,6 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if any(argument.split("=")[0] == "--backend" for argument in rest):
             raise InvalidArgument("--backend", "an option of conformance", "the target alone")
+        parse(["--backend", str(path), *rest])  # report a wrong option before probing
         if options.profile is not None:
             load_profile(options.profile)
         if path.exists() and not options.probe:

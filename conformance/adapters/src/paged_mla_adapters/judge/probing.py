@@ -125,8 +125,19 @@ def find(claims: Claims, ask: Ask) -> Claims:
             if claims.kind == "merge" or is_known:
                 return _answered(chosen, probed)
             return _served(_answered(chosen, probed), case, dims, dtype, ask)
+    if not causes:
+        raise NotCallable(_no_call(free.served))
     lines = [f"{what}: {why}" for why, what in itertools.islice(causes.items(), 5)]
     raise NotCallable("\n".join(lines))
+
+
+def _no_call(served: Served) -> str:
+    """Return the error for values of which no step of the suite can be made."""
+    dims = ", ".join(_dims_name(each) for each in DIMS)
+    return (
+        f"no step has head_dims {served.head_dims} and dtypes {served.dtypes}; allowed: at least "
+        f"one of the head_dims {dims} and one of the dtypes {', '.join(DTYPES)}"
+    )
 
 
 def beginnings(claims: Claims) -> Iterator[tuple[Case, MlaDims, str]]:

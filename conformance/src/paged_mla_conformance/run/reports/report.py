@@ -60,6 +60,8 @@ class Report:
         Why the user's options ended the run early; "" if they did not.
     errors : list of str
         Errors that kept the run from finishing.
+    interrupted : bool
+        Whether the user or a signal ended the run.
     findable : int
         In a quick run, how many known faults all tests that the backend supports find; else 0.
     finds : dict of str to list of str
@@ -87,6 +89,7 @@ class Report:
     results: list[Result] = field(default_factory=list)
     stopped: str = ""
     errors: list[str] = field(default_factory=list)
+    interrupted: bool = False
     findable: int = 0
     finds: dict[str, list[str]] = field(default_factory=dict)
     warnings: dict[str, Warned] = field(default_factory=dict)
@@ -146,7 +149,8 @@ class Report:
     @property
     def reasons_against(self) -> list[str]:
         """Why the backend is not conformant; empty if there is no reason against it."""
-        against = list(self.errors)
+        against = ["interrupted"] if self.interrupted else []
+        against += self.errors
         totals = self.totals
         failing = totals["failed"] + totals["unexpected-pass"]
         if failing:
@@ -172,6 +176,8 @@ class Report:
     @property
     def _word(self) -> str:
         against = bool(self.reasons_against)
+        if self.interrupted and not any(result.fails for result in self.results):
+            return "INTERRUPTED"
         if self.partial:
             return "FAILED in part" if against else "PASSED in part"
         if against:

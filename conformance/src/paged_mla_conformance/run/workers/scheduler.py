@@ -280,6 +280,8 @@ class Scheduler:
         assert worker.test is not None
         test, took = self._tests[worker.test], time.monotonic() - worker.since
         message = f"{message}\n{worker.said()}".strip()
+        if end == "timed-out":
+            test = replace(test, replay=f"{test.replay} --timeout {self._report.time_limit:g}")
         self._add(replace(test, end=end, message=message, ms=round(took * 1e3, 3)))
         self._replace(test.group, end)
 
