@@ -23,7 +23,7 @@ from paged_mla_reference.faults import CATALOGUE
 from paged_mla_reference.faults.kernel.change import answering, scoring, seeing, with_batch, writing
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_reference.rules.attention import attend_one
-from paged_mla_reference.rules.paging import context_lens, used_blocks
+from paged_mla_reference.rules.paging import context_lens, query_spans, used_blocks
 from paged_mla_reference.rules.rounding import round_to
 from paged_mla_shared.cases import GROUPS, Case, Row
 from paged_mla_shared.dims import SMALL
@@ -31,6 +31,7 @@ from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.inputs import build_steps
+from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem, Rope, RopePairing
 
 CACHE = ("cache_before", "cache_after", "block_ids")
@@ -153,6 +154,41 @@ def test_tables_of_other_rows(rows: list[int], name: str):
     step = case((Row(70, 1), Row(130, 1), Row(65, 3), Row(101, 2)))
     cause = explain(dumped(with_batch(RIGHT, change), of=step)).cause
     assert f"every row reads through the table of {name}" in cause
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ([3, 2, 1, 0], "4 tokens have the outputs of other tokens: token 0 that of 3,"),
+        ([0, 2, 3, 1], "3 tokens have the outputs of other tokens: token 1 that of 2,"),
+    ],
+)
+def test_outputs_of_other_tokens(order: list[int], said: str):
+    """S-5: an engine may pack rows in another order and not restore it."""
+
+    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
+        return Output(answer.out[order], answer.lse[order])
+
+    step = case((Row(70, 1), Row(130, 1), Row(65, 1), Row(101, 1)))
+    assert said in explain(dumped(answering(RIGHT, change), of=step)).cause
+
+
+@pytest.mark.parametrize("rows", ["one query token", "several query tokens"])
+@pytest.mark.parametrize("fault", ["causal-mask-is-top-left", "scale-is-omitted"])
+def test_a_fault_of_some_rows(fault: str, rows: str):
+    """S-5: a kernel may have another path for rows of one token."""
+    wrong = CATALOGUE[fault].change(RIGHT)
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        out, of_rows = RIGHT.attend(problem, batch, image), wrong.attend(problem, batch, image)
+        for span in query_spans(batch):
+            if (span.stop - span.start > 1) == (rows == "several query tokens"):
+                out.out[span], out.lse[span] = of_rows.out[span], of_rows.lse[span]
+        return out
+
+    found = explain(dumped(replace(RIGHT, attend=attend)))
+    assert found.best[0].hypothesis.name == f"{fault} in rows of {rows}"
+    assert found.best[0].fits
 
 
 def test_nothing_fits():

@@ -2,7 +2,8 @@
 
 In a large step all hypotheses are tried on a few tokens, the best ones on more tokens, and the
 first one on all tokens. If no hypothesis explains an error on the few tokens, all hypotheses are
-tried again on more tokens.
+tried again on more tokens. If none explains all errors, known faults are tried again as faults of
+some rows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from paged_mla_reference.explain.checks.errors import errors_of
 from paged_mla_reference.explain.checks.examination import Examination
 from paged_mla_reference.explain.checks.finding import Stage
+from paged_mla_reference.explain.hypotheses.fault_in_some_rows import faults_in_some_rows
 from paged_mla_reference.explain.hypotheses.hypothesis import Hypothesis, catalogued
 from paged_mla_reference.explain.hypotheses.ordinary import breadth
 from paged_mla_reference.explain.hypotheses.residual import (
@@ -112,15 +114,23 @@ def rank(found: Examination) -> list[Fit]:
     if first is None or not can_be_tried(found, first.stage):
         return []
     stage = first.stage
+    fits = _ranked(found, stage, [*catalogued(stage), *single_faults(found, stage)])
+    if stage is Stage.ATTENTION and not any(fit.fits for fit in fits):
+        more = _ranked(found, stage, list(faults_in_some_rows(found)))
+        fits = [*(fit for fit in more if fit.fits), *fits]
+    return narrowest_first(fits)
+
+
+def _ranked(found: Examination, stage: Stage, hypotheses: list[Hypothesis]) -> list[Fit]:
+    """Return the sorted fits of hypotheses, tried in rounds."""
     others = [other for other in Stage if other is not stage and can_be_tried(found, other)]
     fits: list[Fit] = []
-    hypotheses: list[Hypothesis] = [*catalogued(stage), *single_faults(found, stage)]
     for asked, kept in _rounds(found, stage):
         measure = measure_of(found, stage, asked)
         rest = [measure_of(found, other, asked) for other in others]
         tried = [fit.hypothesis for fit in fits[:kept]] if fits else hypotheses
         fits = _tried(tried, measure, rest, in_turn=stage in _IN_TURN) + fits[kept:]
-    return narrowest_first(fits)
+    return fits
 
 
 def narrowest_first(fits: Sequence[T]) -> list[T]:

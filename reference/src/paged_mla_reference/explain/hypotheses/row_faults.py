@@ -44,6 +44,7 @@ def faults_of_rows(found: Examination) -> Iterator[Hypothesis]:
         for other in near[1 : _OTHERS + 1].tolist():
             yield from _tables(batch, found.step.problem, view.row, other)
         yield from _answers(found, view.token)
+    yield from _places(found)
     yield from _stale_tokens(found)
 
 
@@ -134,6 +135,32 @@ def _moving(token: int, other: int) -> Callable[[Oracle], Oracle]:
         return answer
 
     return lambda oracle: answering(oracle, change)
+
+
+def _places(found: Examination) -> Iterator[Hypothesis]:
+    """Return a hypothesis in which several wrong tokens have the outputs of other tokens."""
+    step, right = found.step, found.right
+    assert right is not None
+    wrong = np.flatnonzero(errors_of(step, right).wrong.any(axis=1))[: _TOKENS + 1]
+    if not (step.has("out") and 2 <= len(wrong) <= _TOKENS):
+        return
+    mine = widen(actual_output(step, right.rounded.output(step.problem.dtype)).out)
+    sources = np.arange(len(mine))
+    for token in wrong[np.isfinite(mine[wrong]).all(axis=(1, 2))].tolist():
+        sources[token] = np.argmin(np.abs(right.exact.out - mine[token]).max(axis=(1, 2)))
+    moved = np.flatnonzero(sources != np.arange(len(mine))).tolist()
+    if len(moved) < 2:
+        return
+    pairs = ", ".join(f"token {token} that of {sources[token]}" for token in moved[:_ROWS])
+    name = f"{len(moved)} tokens have the outputs of other tokens: {pairs}"
+    name += ", ..." if len(moved) > _ROWS else ""
+
+    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
+        return Output(answer.out[sources], answer.lse[sources])
+
+    yield Hypothesis(
+        name, f"{name}.", lambda oracle: answering(oracle, change), ("S-5", "S-7", "S-19")
+    )
 
 
 def _moving_head(head: int, source: int) -> Callable[[Oracle], Oracle]:
