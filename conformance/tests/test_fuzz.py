@@ -116,6 +116,12 @@ def test_too_little_memory_is_not_a_failure(backend: Callable[[], MutantBackend]
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_replay_without_memory_is_skipped(capsys: pytest.CaptureFixture[str]):
+    [path] = [path for path in corpus_files() if path.stem == "answers-share-one-buffer"]
+    assert replay(no_memory.everywhere(), SMALL, "float32", path)
+    assert capsys.readouterr().out.endswith(": skipped: the device has too little memory\n")
+
+
 def test_a_drawn_schedule_without_memory_is_skipped(tmp_path: Path):
     """The error of ``prepare`` does not end the search; hypothesis draws other schedules."""
     tiny = no_memory.in_prepare()

@@ -24,7 +24,7 @@ from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import Case
 from paged_mla_shared.dims import PRESETS, MlaDims
 from paged_mla_shared.documents import one_line, printable
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.errors import InvalidArgument, OutOfMemory
 from paged_mla_shared.options import OneLineParser, one_of, refuse_idle, whole
 
 _ABOUT = """\
@@ -52,7 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     It is 0 if no test failed, 1 if a test failed or none of the numbered schedules and cases ran,
     2 for a wrong command line or backend, and 5 if the backend cannot run on this machine. A
-    replay file that the backend does not support does not fail.
+    replay file that the backend does not support does not fail, nor does one for which the device
+    has too little memory.
     """
     parser = OneLineParser(prog="paged-mla fuzz", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument("--backend", required=True, metavar="MODULE:FACTORY")
@@ -175,7 +176,7 @@ def replay(backend: Backend, dims: MlaDims, dtype: str, path: Path) -> bool:
 def ask(
     backend: Backend, dims: MlaDims, dtype: str, name: str, loaded: tuple[Case, str] | Scenario
 ) -> bool:
-    """Run a case or a schedule; print and return whether it passes or is not supported."""
+    """Run a case or a schedule; print its result and return whether it did not fail."""
     capabilities = backend.capabilities
     if isinstance(loaded, Scenario):
         unmet = unmet_by_trace(capabilities, loaded, dims, dtype)
@@ -190,6 +191,9 @@ def ask(
             TraceTrial(backend, loaded, dims, dtype).check()
         else:
             check_case(backend, case, dims, dtype)
+    except OutOfMemory:
+        print(one_line(f"{name}: skipped: the device has too little memory"))
+        return True
     except Exception as failure:
         print(printable(f"{name}: failed: {type(failure).__name__}: {failure}"))
         return False
