@@ -154,7 +154,7 @@ def tests(session: nox.Session, package: str) -> None:
             session, "--no-deps", "flashinfer-bench"
         )  # its dependency flashinfer-python needs GPUs
     session.run(
-        *("pytest", f"{PACKAGES[package].folder}/tests", "--numprocesses=auto"),
+        *("pytest", f"{PACKAGES[package].folder}/tests", "--numprocesses=auto", "--durations=15"),
         *session.posargs,
         env={"OMP_NUM_THREADS": "1"},  # each core already runs a process
     )
