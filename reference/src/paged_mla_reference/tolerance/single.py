@@ -42,7 +42,6 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.rules.attention import Answer
 from paged_mla_reference.rules.cache import read_keys
-from paged_mla_reference.rules.masks import keys_seen
 from paged_mla_reference.rules.paging import keys_of_tokens, query_spans, slots_of
 from paged_mla_reference.rules.prefill import key_spans, sees
 from paged_mla_reference.rules.rounding import round_to, widen
@@ -77,23 +76,30 @@ def equal_values(
         A query that sees several keys counts only if all keys of its row are equal.
     """
     counts = np.where(seen == 1, 1, 0)
-    for row, span in enumerate(query_spans(batch)):
-        if seen[span].max(initial=0) > 1 and _is_one_key(problem, batch, image, row):
-            counts[span] = seen[span]
+    spans = query_spans(batch)
+    several = [row for row, span in enumerate(spans) if seen[span].max(initial=0) > 1]
+    for row in _begin_with_equal_keys(problem, batch, image, several):
+        positions = np.arange(batch.seq_lens[row])
+        keys = read_keys(image, slots_of(batch.block_table[row], positions, problem.block_size))
+        if (keys == keys[0]).all():
+            counts[spans[row]] = seen[spans[row]]
     return counts
 
 
-def keys_of_sums(problem: Problem, batch: Batch, image: CacheImage) -> NDArray[np.int64]:
+def keys_of_sums(problem: Problem, batch: Batch, counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the numbers of keys for the budget of sums in S-5 and S-7, int64 [T].
 
     The error of a sum over n different keys grows like ``sqrt(n) u``. In float32 a sum over n equal
     keys may have the error ``n u``, so the number of its keys is squared.
+
+    Parameters
+    ----------
+    problem, batch : Problem, Batch
+    counts : int [T]
+        The result of :func:`equal_values`.
     """
     keys = keys_of_tokens(batch)
-    if problem.dtype != "float32":
-        return keys
-    counts = equal_values(problem, batch, image, keys_seen(problem, batch))
-    return np.where(counts > 1, counts**2, keys)
+    return keys if problem.dtype != "float32" else np.where(counts > 1, counts**2, keys)
 
 
 def lone_keys(batch: PrefillBatch) -> NDArray[np.int64]:
@@ -105,15 +111,16 @@ def lone_keys(batch: PrefillBatch) -> NDArray[np.int64]:
     return lone
 
 
-def _is_one_key(problem: Problem, batch: Batch, image: CacheImage, row: int) -> bool:
-    """Return whether all keys of a row are equal."""
-    length = int(batch.seq_lens[row])
-    for some in (min(2, length), length):  # in most rows the first two keys differ
-        slots = slots_of(batch.block_table[row], np.arange(some), problem.block_size)
-        keys = read_keys(image, slots)
-        if not (keys == keys[0]).all():
-            return False
-    return True
+def _begin_with_equal_keys(
+    problem: Problem, batch: Batch, image: CacheImage, rows: list[int]
+) -> list[int]:
+    """Return which of some rows begin with two equal keys; in most rows these differ."""
+    if not rows:
+        return []
+    first = [slots_of(batch.block_table[row], np.arange(2), problem.block_size) for row in rows]
+    keys = read_keys(image, np.concatenate(first)).reshape(len(rows), 2, -1)
+    equal = (keys[:, 0] == keys[:, 1]).all(axis=1)
+    return [row for row, is_equal in zip(rows, equal, strict=True) if is_equal]
 
 
 def _is_of_codes(value: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -341,13 +341,13 @@ class Trial:
         """Compare the output of `stage` with the oracle's output."""
         problem, batch = stage.problem, stage.batch
         exact, rounded, allowance = self.answers(stage, asked_tokens(problem, batch))
-        keys = keys_of_sums(problem, batch, stage.after)
+        seen = keys_seen(problem, batch)
+        counts = equal_values(problem, batch, stage.after, seen)
+        keys = keys_of_sums(problem, batch, counts)
         self.checks += compare.check_output(
             problem, batch, actual, exact, rounded, allowance=allowance, keys=keys
         )
         if allowance is None:
-            seen = keys_seen(problem, batch)
-            counts = equal_values(problem, batch, stage.after, seen)
             self.checks += check_single(problem, actual, exact, counts)
             self.checks += check_short(problem, seen, actual, exact, rounded)
 

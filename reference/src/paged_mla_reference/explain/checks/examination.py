@@ -14,6 +14,7 @@ from paged_mla_reference.explain.checks.answers import both_answers
 from paged_mla_reference.explain.checks.finding import Finding, Stage, State
 from paged_mla_reference.explain.checks.step import Step
 from paged_mla_reference.rules.attention import Answer
+from paged_mla_reference.rules.masks import keys_seen
 from paged_mla_reference.rules.paging import keys_of_tokens
 from paged_mla_reference.rules.prefill import prefill
 from paged_mla_reference.rules.rounding import Rounding
@@ -22,7 +23,7 @@ from paged_mla_reference.tolerance.compare import Check, Mismatch
 from paged_mla_reference.tolerance.fast import Allowance, fast_answers, may_be_fast
 from paged_mla_reference.tolerance.layers import RightLayer
 from paged_mla_reference.tolerance.pattern import describe
-from paged_mla_reference.tolerance.single import keys_of_sums
+from paged_mla_reference.tolerance.single import equal_values, keys_of_sums
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Output, Problem, Rows
@@ -60,7 +61,8 @@ class Right:
         """Compute the right output of a step's attention over a cache (S-4 to S-7)."""
         problem = step.problem
         exact, rounded = both_answers(problem, batch, image)
-        keys = keys_of_sums(problem, batch, image)
+        counts = equal_values(problem, batch, image, keys_seen(problem, batch))
+        keys = keys_of_sums(problem, batch, counts)
         allowance, terms = None, batch.query_width
         if may_be_fast(problem, step.dump.products):
             rounded, allowance = fast_answers(problem, batch, image)

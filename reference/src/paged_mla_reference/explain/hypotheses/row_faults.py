@@ -113,8 +113,7 @@ def _answers(found: Examination, token: int) -> Iterator[Hypothesis]:
     mine = widen(actual_output(step, answer).out[token])  # [H, R]
     if not np.isfinite(mine).all():
         return
-    others = np.abs(right.exact.out - mine).max(axis=(1, 2))  # [T]
-    other = int(np.argmin(others))
+    other = _nearest(right.exact.out, mine)
     if other != token:
         name = f"token {token} has the output of token {other}"
         what = f"{name}; rows {row_of(step.batch, token)} and {row_of(step.batch, other)}."
@@ -125,6 +124,12 @@ def _answers(found: Examination, token: int) -> Iterator[Hypothesis]:
         if source != head:
             name = f"head {head} has the output of head {source}"
             yield Hypothesis(name, f"{name}.", _moving_head(head, source), ("S-5", "S-7"))
+
+
+def _nearest(outs: NDArray[np.float64], out: NDArray[np.float64]) -> int:
+    """Return the token of `outs` [T, H, R] whose output is nearest to `out` [H, R]."""
+    distances = np.abs(outs - out).max(axis=(1, 2))
+    return int(np.argmin(np.where(np.isnan(distances), np.inf, distances)))
 
 
 def _moving(token: int, other: int) -> Callable[[Oracle], Oracle]:
@@ -147,7 +152,7 @@ def _places(found: Examination) -> Iterator[Hypothesis]:
     mine = widen(actual_output(step, right.rounded.output(step.problem.dtype)).out)
     sources = np.arange(len(mine))
     for token in wrong[np.isfinite(mine[wrong]).all(axis=(1, 2))].tolist():
-        sources[token] = np.argmin(np.abs(right.exact.out - mine[token]).max(axis=(1, 2)))
+        sources[token] = _nearest(right.exact.out, mine[token])
     moved = np.flatnonzero(sources != np.arange(len(mine))).tolist()
     if len(moved) < 2:
         return
