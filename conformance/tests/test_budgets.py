@@ -25,6 +25,11 @@ from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Output, Problem
 
 DTYPES = ("float32", "float16", "bfloat16")
+ROTATED = [
+    case
+    for case in GROUPS["rope"]
+    if not case.then and max(row.seq_len for row in case.rows) < 100_000
+]
 
 
 def answers(dtype: str) -> tuple[Problem, Answer, Answer]:
@@ -54,7 +59,7 @@ def test_the_rounded_oracle_is_within_budget(dtype: str):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("case", [c for c in GROUPS["rope"] if not c.then], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", ROTATED, ids=lambda case: case.name)
 def test_a_rotated_element_may_be_rounded_to_its_other_neighbor(case: Case, dtype: str):
     """S-12: an element near the middle of two numbers may be rounded to either."""
     stage = Stage.of(build_steps(case, SMALL, dtype)[0])

@@ -92,7 +92,7 @@ def cases(group: str) -> list[Case]:
         param.case
         for param in params_of_group(run, group)
         if param.case.cache_format in {"fp8_e4m3", "fp8_block_token"}
-        and sum(row.seq_len * row.query_len for row in param.case.rows) < 10_000
+        and sum(row.seq_len * row.query_len for row in param.case.rows) < 4_000
     ]
 
 

@@ -22,7 +22,7 @@ TOUCHED = (
 # No convention depends on how large a step is, nor on these two formats.
 UNTOUCHED = (
     "33k or 66k or 16k or 300-rows or h128 or wide or sweep or tiles-1-to-16 or past-2-16"
-    " or fp8_e4m3 or fp8_block_group"
+    " or fp8_e4m3 or fp8_block_group or another_runner or replay-trees or bs48 or bs256"
 )
 SPEAKERS = [
     ('lse = "base 2"', "base-2"),

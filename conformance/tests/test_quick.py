@@ -112,7 +112,6 @@ def test_the_tests_of_a_backend_that_declares_all_find_nine_tenths_of_the_known_
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("lse-in-base-2", "float32"),
         ("causal-mask-is-top-left", "float32"),
         ("answers-share-one-buffer", "float32"),
         ("weights-are-cut-off", "bfloat16"),

@@ -11,8 +11,8 @@ from running import report_of
 @pytest.mark.parametrize("lacking", ["mixed", "padding", "replay", "explicit_slots"])
 def test_tests_of_an_undeclared_feature_do_not_run(lacking: str, tmp_path: Path):
     """S-20: a backend that refuses every step with the feature passes all tests that run."""
-    large = "200-rows or 300 or 33k or 16k or 5001-keys or wide or production"
-    chosen = f"(invariance or layer or chunks or quarter or bad) and not ({large})"
+    large = "200-rows or 300 or 33k or 16k or 5001-keys or wide or production or batch_invariant"
+    chosen = f"(invariance or layer or chunks or quarter or bad) and not ({large} or fp8)"
     options = ("--profile", "kernel", "--dtypes", "float32", "-k", chosen)
     report = report_of(tmp_path, "--backend", f"closed:without_{lacking}", *options)
     failed = [result["test"] for result in report["results"] if result["outcome"] == "failed"]

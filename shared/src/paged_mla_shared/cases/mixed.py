@@ -60,6 +60,7 @@ CASES = (
         ),
         num_heads=1,
         padded_tokens=16,
+        is_slow=True,
     ),
     _mixed("full-heads", "all heads of the model", (DECODE, CONTINUE_MANY, FRESH), num_heads=None),
 )
