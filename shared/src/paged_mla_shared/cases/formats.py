@@ -121,6 +121,7 @@ CASES = (
         tuple(Row(2 + i % 15, 2) for i in range(128)),
         uneven=True,
         num_heads=1,
+        is_slow=True,
     ),
     *(
         _format(
