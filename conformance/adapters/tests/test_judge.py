@@ -344,6 +344,19 @@ def test_a_wrong_option_of_the_suite_is_an_error_before_probing(
     assert not claims.exists()
 
 
+def test_the_commit_is_read_before_an_older_report_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """S-20: writing a committed report again does not make the commit dirty."""
+    claims, report, commits = tmp_path / "claims.toml", tmp_path / "report.json", []
+    write(described("decode"), claims)
+    report.write_text("{}")
+    monkeypatch.setattr(command, "commit_of", lambda _: "clean" if report.exists() else "dirty")
+    monkeypatch.setattr(command.suite, "main", lambda _, commit: commits.append(commit))
+    main([read(claims).target, "--claims", str(claims), "--report", str(report)])
+    assert commits == ["clean"]
+
+
 def test_a_call_that_does_not_return_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -507,7 +520,7 @@ def test_options_that_a_claims_file_was_written_without(
     given = {"splits": [4, 4]}
     roles = {"query": "q"}
     write(Claims("judged:gone", "append", roles=roles, given=given, softmax_scale=0.25), path)
-    monkeypatch.setattr(command, "conformance", lambda _: 0)
+    monkeypatch.setattr(command.suite, "main", lambda *_: 0)
     status = command.main(["judged:gone", "--claims", str(path), *options])
     said = capsys.readouterr().err
     if refused:
@@ -635,7 +648,7 @@ def test_a_file_that_changed_after_its_claims_is_reported(
     kernel, path = tmp_path / "kernel.py", tmp_path / "claims.toml"
     kernel.touch()
     write(Claims(f"{kernel}:gone", "append", roles={"slots": "slot_mapping"}), path)
-    monkeypatch.setattr(command, "conformance", lambda _: 0)
+    monkeypatch.setattr(command.suite, "main", lambda *_: 0)
     arguments = [f"{kernel}:gone", "--claims", str(path)]
     os.utime(kernel, (1, 1))
     assert command.main(arguments) == 0

@@ -10,9 +10,18 @@ from paged_mla_conformance.run.workers.worker import Worker, ignored_variables, 
 from paged_mla_shared.provenance import commit_of
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the suite and return the exit status: 0 if there is no reason against the backend."""
-    commit = commit_of(__file__)  # first: removing an older report that is in git changes the tree
+def main(arguments: list[str] | None = None, commit: str = "") -> int:
+    """Run the suite and return the exit status: 0 if there is no reason against the backend.
+
+    Parameters
+    ----------
+    arguments : list of str or None
+        The command line; ``None`` uses the arguments of the process.
+    commit : str
+        The commit of the suite's source, if the caller has looked it up; "" looks it up.
+    """
+    # First: removing an older report that is in git changes the tree.
+    commit = commit or commit_of(__file__)
     options = parse(arguments)
     for name in ignored_variables():
         print(f"The environment variable {name} is set; the suite ignores it.")

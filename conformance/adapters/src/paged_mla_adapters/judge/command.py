@@ -22,7 +22,7 @@ from paged_mla_adapters.judge.like import LIKE
 from paged_mla_adapters.judge.probing import NOT_CALLABLE, TIMED_OUT, last_call
 from paged_mla_adapters.judge.roles import roles_of
 from paged_mla_adapters.judge.target import calls_of, file_of, is_solution, load, solution_of
-from paged_mla_conformance.run.command import main as conformance
+from paged_mla_conformance.run import command as suite
 from paged_mla_conformance.run.options import parse
 from paged_mla_conformance.run.workers.child_process import kill
 from paged_mla_conformance.runners.profile import load_profile
@@ -31,6 +31,7 @@ from paged_mla_shared.documents import printable
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.folders import check_files
 from paged_mla_shared.options import OneLineParser
+from paged_mla_shared.provenance import commit_of
 
 _USAGE_ERROR = 2
 _ABOUT = """\
@@ -64,6 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     options, rest = _parser().parse_known_args(arguments)
     path: Path = options.claims or _default_path(options.target)
+    commit = commit_of(suite.__file__)  # before parse removes an older report, which may be in git
     try:
         if any(argument.split("=")[0] == "--backend" for argument in rest):
             raise InvalidArgument("--backend", "an option of conformance", "the target alone")
@@ -88,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = ["--backend", str(path), "--profile", claims.profile]
     if not any(argument.startswith("--dims") for argument in rest):
         command += ["--dims", _dims(claims)]
-    return conformance([*command, *rest])
+    return suite.main([*command, *rest], commit)
 
 
 def _warn_of_changes(target: str, path: Path) -> None:
