@@ -12,12 +12,10 @@ from paged_mla_reference.explain.checks.errors import errors_of
 from paged_mla_reference.explain.checks.examination import Examination
 from paged_mla_reference.explain.checks.finding import Stage
 from paged_mla_reference.explain.hypotheses.hypothesis import Hypothesis, catalogued
+from paged_mla_reference.faults.kernel.change import of_rows
 from paged_mla_reference.oracle import Oracle
-from paged_mla_reference.rules.paging import query_spans
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
-
-_ROWS = {"one query token": False, "several query tokens": True}
 
 
 def faults_in_some_rows(found: Examination) -> Iterator[Hypothesis]:
@@ -30,8 +28,10 @@ def faults_in_some_rows(found: Examination) -> Iterator[Hypothesis]:
     if batch is None or right is None:
         return
     wrong = np.asarray(errors_of(found.step, right).wrong.any(axis=1))  # [T]
-    for rows, several in _ROWS.items():
-        others = _of_rows(batch, several=not several)
+    single = of_rows(batch, batch.query_lens == 1)
+    several = of_rows(batch, batch.query_lens > 1)
+    kinds = (("one query token", single, several), ("several query tokens", several, single))
+    for rows, tokens, others in kinds:
         if not others.any() or wrong[others].any() or not wrong.any():
             continue
         for fault in catalogued(Stage.ATTENTION):
@@ -39,21 +39,15 @@ def faults_in_some_rows(found: Examination) -> Iterator[Hypothesis]:
                 fault,
                 name=f"{fault.name} in rows of {rows}",
                 what=f"In rows of {rows}: {fault.what}",
-                change=_only(fault.change, several=several),
+                change=_only(fault.change, tokens),
                 known=False,
             )
 
 
-def _of_rows(batch: Batch, *, several: bool) -> NDArray[np.bool_]:
-    """Return which tokens belong to a row of several query tokens, or to a row of one, [T]."""
-    chosen = np.zeros(batch.num_tokens, bool)
-    for span in query_spans(batch):
-        chosen[span] = (span.stop - span.start > 1) == several
-    return chosen
-
-
-def _only(change: Callable[[Oracle], Oracle], *, several: bool) -> Callable[[Oracle], Oracle]:
-    """Return a change that has the fault only in some rows; the others have right outputs."""
+def _only(
+    change: Callable[[Oracle], Oracle], tokens: NDArray[np.bool_]
+) -> Callable[[Oracle], Oracle]:
+    """Return a change that has the fault only in some tokens; the others have right outputs."""
 
     def changed(oracle: Oracle) -> Oracle:
         faulty = change(oracle)
@@ -61,10 +55,9 @@ def _only(change: Callable[[Oracle], Oracle], *, several: bool) -> Callable[[Ora
         def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
             right = oracle.attend(problem, batch, image)
             wrong = faulty.attend(problem, batch, image)
-            here = _of_rows(batch, several=several)
             return Output(
-                np.where(here[:, None, None], wrong.out, right.out),
-                np.where(here[:, None], wrong.lse, right.lse),
+                np.where(tokens[:, None, None], wrong.out, right.out),
+                np.where(tokens[:, None], wrong.lse, right.lse),
             )
 
         return replace(oracle, attend=attend)

@@ -132,11 +132,13 @@ def _nearest(outs: NDArray[np.float64], out: NDArray[np.float64]) -> int:
     return int(np.argmin(np.where(np.isnan(distances), np.inf, distances)))
 
 
-def _moving(token: int, other: int) -> Callable[[Oracle], Oracle]:
-    """Return a change in which a token has the output of another token."""
+def _moving(
+    tokens: int | NDArray[np.int64], sources: int | NDArray[np.int64]
+) -> Callable[[Oracle], Oracle]:
+    """Return a change in which a token, or each of several, has the output of another token."""
 
     def change(_p: Problem, _b: Batch, answer: Output) -> Output:
-        answer.out[token], answer.lse[token] = answer.out[other], answer.lse[other]
+        answer.out[tokens], answer.lse[tokens] = answer.out[sources], answer.lse[sources]
         return answer
 
     return lambda oracle: answering(oracle, change)
@@ -153,19 +155,14 @@ def _places(found: Examination) -> Iterator[Hypothesis]:
     sources = np.arange(len(mine))
     for token in wrong[np.isfinite(mine[wrong]).all(axis=(1, 2))].tolist():
         sources[token] = _nearest(right.exact.out, mine[token])
-    moved = np.flatnonzero(sources != np.arange(len(mine))).tolist()
+    moved = np.flatnonzero(sources != np.arange(len(mine)))
     if len(moved) < 2:
         return
     pairs = ", ".join(f"token {token} that of {sources[token]}" for token in moved[:_ROWS])
     name = f"{len(moved)} tokens have the outputs of other tokens: {pairs}"
     name += ", ..." if len(moved) > _ROWS else ""
 
-    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
-        return Output(answer.out[sources], answer.lse[sources])
-
-    yield Hypothesis(
-        name, f"{name}.", lambda oracle: answering(oracle, change), ("S-5", "S-7", "S-19")
-    )
+    yield Hypothesis(name, f"{name}.", _moving(moved, sources[moved]), ("S-5", "S-7", "S-19"))
 
 
 def _moving_head(head: int, source: int) -> Callable[[Oracle], Oracle]:
